@@ -99,5 +99,5 @@ gpu: $(GPU_NEEDS) ## tests and benchmarks on a GPU, in 9 minutes, with this mach
 	$(GPU_PY) benchmarks/gpu.py $(GPU_ARGS)
 
 clean: ## remove what was built, but for .venv
-	rm -rf $(OUT) site docs/solvers docs/notebooks docs/examples.md docs/api.md docs/api jupyter_execute build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(OUT) site docs/solvers docs/notebooks docs/examples.md docs/operators.md docs/api.md docs/api jupyter_execute build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,6 +1,6 @@
-"""Makes the pages that come from the code: solvers, examples, the public names, notebooks.
+"""Makes the pages that come from the code: solvers, operators, examples, the public names, notebooks.
 
-Run by `make docs`; writes docs/solvers/, docs/notebooks/, docs/examples.md, docs/api.md and docs/api/,
+Run by `make docs`; writes docs/solvers/, docs/notebooks/, docs/operators.md, docs/examples.md, docs/api.md and docs/api/,
 which are not committed.
 """
 
@@ -34,6 +34,17 @@ API_HEAD = """# Public names
 `import rekindle` gives these names. `rekindle.zoo.names()` lists the models that `rekindle.zoo.load(name, batch=…)`
 builds, each with a sample. [Lightning's callback](integrations.md#lightning) is `rekindle.integrations.lightning.PlanCallback`.
 """
+OPERATORS_HEAD = """# Operators in rewritten steps
+
+The operators of which Rekindle knows more than PyTorch tells, from their records in `torch/operators/`. Other operators that
+PyTorch marks as element-wise can run in slices too, and are probed.
+
+- **in slices**: the bits of the slices are the same by construction, the same for the shapes that were measured on a CPU (a
+  probe decides where it can run), or probed.
+- **over**: the result can be written over an argument.
+- **smaller save**: backward can read signs, masks or offsets in place of whole tensors, or an argument for its shape only.
+- **once**: the operator is never recomputed: another run may choose other elements.
+"""
 TAKES = {"chain": "a chain; any other graph as a series of blocks between splitting vertices", "any": "any"}
 
 
@@ -44,6 +55,7 @@ def main() -> None:
     for s in solvers:
         (FOLDER / f"{s.name}.md").write_text(page(s), encoding="utf-8")
     (FOLDER / "index.md").write_text(index(solvers), encoding="utf-8")
+    (DOCS / "operators.md").write_text(operators(), encoding="utf-8")
     scripts = sorted(EXAMPLES.glob("*.py"))
     EXAMPLES_PAGE.write_text(examples(scripts), encoding="utf-8")
     shutil.rmtree(DOCS / "api", ignore_errors=True)
@@ -123,6 +135,31 @@ def index(solvers: list[Solver]) -> str:
         f"| name | graphs | minimises | optimal | complexity |\n|---|---|---|---|---|\n{rows}\n\n"
         f"```{{toctree}}\n:hidden:\n\n{contents}\n```\n"
     )
+
+
+def operators() -> str:
+    """The page of operators: one row for each record that says something about rewrites."""
+    import torch
+
+    from rekindle.torch.operators.record import EVERYWHERE, ON_CPU
+    from rekindle.torch.operators.table import OPERATORS, rule_of
+
+    exact = {EVERYWHERE: "same bits", ON_CPU: "same bits on a CPU", "": "probed"}
+    rows = []
+
+    def is_cut(name: str) -> bool:
+        namespace, _, own = name.partition("::")
+        packet = getattr(getattr(torch.ops, namespace), own, None)
+        return packet is not None and any(rule_of(getattr(packet, x)) is not None for x in packet.overloads())
+
+    for name, op in sorted(OPERATORS.items(), key=lambda item: item[0].partition("::")[2].strip("_")):
+        slices = "" if not is_cut(name) else "measured" if op.same_bits and not op.exact else exact[op.exact]
+        saved = op.saved[0] if op.saved else "shape" if op.shape_only else ""
+        words = (slices, "yes" if op.over else "", saved, "yes" if op.selects else "")
+        if any(words):
+            rows.append(f"| `{name.removeprefix('aten::')}` | {' | '.join(words)} |")
+    table = "| operator | in slices | over | smaller save | once |\n|---|---|---|---|---|\n"
+    return f"{OPERATORS_HEAD}\n{table}" + "\n".join(rows) + "\n"
 
 
 def examples(scripts: list[Path]) -> str:

@@ -29,5 +29,5 @@ def blocks(page: Path, language: str) -> list[Block]:
 
 def pages() -> list[Path]:
     """README and the pages that are written by hand or by benchmarks/, which are all that are committed."""
-    made = {"api.md", "examples.md"}
+    made = {"api.md", "examples.md", "operators.md"}
     return [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").glob("*.md") if p.name not in made)]

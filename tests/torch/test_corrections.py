@@ -109,7 +109,7 @@ def laid_out_arguments(op: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def test_every_op_with_corrected_strides_is_here() -> None:
-    assert ARGUMENTS.keys() == eager_strides._OPS
+    assert ARGUMENTS.keys() == eager_strides.STRIDES.keys()
 
 
 @pytest.mark.parametrize("op", ARGUMENTS, ids=str)
@@ -117,14 +117,14 @@ def test_strides_need_their_correction(op: Any) -> None:
     needed = any(differs(op, args) for args in laid_out_arguments(op))
     right = RIGHT_SINCE.get(op, (99, 0)) <= VERSION
     assert needed != right, (
-        f"torch {torch.__version__} gives {op} the kernel's strides itself: drop it from eager_strides.py, or from which "
+        f"torch {torch.__version__} gives {op} the kernel's strides itself: drop `strides` from its record, or from which "
         "release on that is so, note in RIGHT_SINCE" if not needed else f"{op} is wrong again: correct RIGHT_SINCE"
     )  # fmt: skip
 
 
 def test_dimensions_of_one_element_need_their_correction() -> None:
     pairs = [(x, y) for shape in ((2, 8, 1, 1), (2, 8, 1, 3)) for x in laid_out(shape) for y in laid_out(shape)]
-    assert any(differs(aten.add.Tensor, pair) for pair in pairs), "tensor_iterator.py can go"
+    assert any(differs(aten.add.Tensor, pair) for pair in pairs), "strides.result_strides can go"
 
 
 @pytest.mark.parametrize("prefix", eager_kernels._STOOD_IN)
@@ -155,19 +155,23 @@ def too_large(t: Tensor) -> bool:
 @pytest.mark.parametrize("op", OVERSIZED, ids=str)
 def test_kernels_still_return_results_in_larger_storages(op: Any) -> None:
     assert OVERSIZED.keys() == rules.OVERSIZED
-    assert too_large(op(*OVERSIZED[op])), f"drop {op} from rules.OVERSIZED"
+    assert too_large(op(*OVERSIZED[op])), f"drop `fitted` from the record of {op}"
     assert not too_large(rules.runnable(op)(*OVERSIZED[op]))
 
 
-@pytest.mark.parametrize("op", rules._SCATTERS, ids=str)
+SCATTERS: dict[Any, tuple[Tensor, tuple[int, ...]]] = {
+    aten.slice_scatter.default: (torch.ones(2, 8), (0, 0, 2)),
+    aten.select_scatter.default: (torch.ones(8), (0, 1)),
+    aten.diagonal_scatter.default: (torch.ones(8), ()),
+}
+
+
+@pytest.mark.parametrize("op", SCATTERS, ids=str)
 def test_scatters_still_copy_the_whole_storage(op: Any) -> None:
+    assert SCATTERS.keys() == {target for target in rules._RUNS if "_scatter" in str(target)}
     base = torch.randn(4, 8, 8)[1]
-    source, args = {
-        aten.slice_scatter.default: (torch.ones(2, 8), (0, 0, 2)),
-        aten.select_scatter.default: (torch.ones(8), (0, 1)),
-        aten.diagonal_scatter.default: (torch.ones(8), ()),
-    }[op]
-    assert too_large(op(base, source, *args)), f"drop {op} from rules._SCATTERS"
+    source, args = SCATTERS[op]
+    assert too_large(op(base, source, *args)), f"drop `of_base_alone` from the record of {op}"
     assert not too_large(rules.runnable(op)(base, source, *args))
     assert torch.equal(op(base, source, *args), rules.runnable(op)(base, source, *args))
 
@@ -179,12 +183,13 @@ def test_the_backward_of_group_norm_still_reads_memory_without_strides() -> None
     args = x, mean, rstd, None, 2, 4, 15, 2, [True, False, False]
     op = aten.native_group_norm_backward.default
     right = op(g.contiguous(), *args)[0]
-    assert not torch.equal(op(g, *args)[0], right), "drop it from rules._WANTS_DENSE_GRADIENT"
+    assert not torch.equal(op(g, *args)[0], right), "drop `of_dense` from its record"
     assert torch.equal(rules.runnable(op)(g, *args)[0], right)
 
 
 def test_torch_still_counts_no_flops_of_the_cpus_attention() -> None:
-    for op in flops._SAME_FORMULA:
+    assert flops._AS
+    for op in flops._AS:
         assert op not in flop_registry, f"torch counts {op} itself"
 
 

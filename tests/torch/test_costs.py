@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
@@ -50,7 +49,7 @@ def test_the_same_tensor_twice_is_another_call_than_two_tensors(monkeypatch):
     seen = []
     real = made_up.Operands.of
     monkeypatch.setattr(made_up.Operands, "of", lambda self, call: seen.append(real(self, call)[0]) or real(self, call))
-    monkeypatch.setattr(clock, "SETTINGS", replace(clock.SETTINGS, rounds_most=0))
+    monkeypatch.setattr(clock, "LATER_ROUNDS_MOST", 0)
     x, y = torch.rand(8), torch.rand(8)
     node_costs([node(aten.mul.Tensor, x, x), node(aten.mul.Tensor, x, y), node(aten.mul.Tensor, y, x)])
     assert sorted(a.data_ptr() == b.data_ptr() for a, b in seen) == [False, True]  # two distinct calls

@@ -12,9 +12,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import rekindle
-from rekindle.torch.operators.overwrites import OVERWRITES, may_overwrite
 from rekindle.torch.operators.random_in_place import OUT_OF_PLACE
 from rekindle.torch.operators.small_saves import DROPOUT_BACKWARD_BY_BITS, ZERO_BY_BITS, pack_mask, sign_bits
+from rekindle.torch.operators.table import OVERWRITES, may_overwrite
 from strategies import examples
 
 aten: Any = torch.ops.aten

@@ -17,7 +17,7 @@ from pages import ROOT, blocks, pages
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TROUBLES = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 LINK = re.compile(r"\]\(([^)#\s]+)?(?:#([^)\s]+))?\)")
-MADE = ("api.md", "examples.md", "solvers/", "notebooks/")  # by docs/generate.py
+MADE = ("api.md", "examples.md", "operators.md", "solvers/", "notebooks/")  # by docs/generate.py
 ELSEWHERE = re.compile(r"^(?:https?:)?//|^https?:", re.IGNORECASE)
 
 
@@ -104,6 +104,17 @@ def test_every_public_name_has_a_place_in_the_reference() -> None:
     for name in set(rekindle.__all__) - {"__version__", "zoo"}:
         assert f"<rekindle.{name}>" in made["api"]
         assert sum(f":: {name}\n" in words for page, words in made.items() if page != "api") == 1
+
+
+def test_every_operator_that_can_be_cut_stands_on_its_page() -> None:
+    pytest.importorskip("torch")
+    from rekindle.torch.operators.table import RULES
+
+    rows = dict(re.findall(r"^\| `([\w:]+)` \| ([^|]*) \|", module("generate").operators(), re.MULTILINE))
+    assert {name.removeprefix("aten::") for name in RULES} <= {name for name, slices in rows.items() if slices}
+    assert rows["relu"] == "same bits"
+    assert rows["convolution"] == "measured"
+    assert rows["sum"] == "probed"
 
 
 def test_docstrings_become_lists() -> None:

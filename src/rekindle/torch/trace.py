@@ -31,7 +31,7 @@ from .capture.stand_in import has_stand_in, stand_ins
 from .costs import devices, unknown_sizes
 from .costs.cache import environment
 from .costs.node_costs import known_workspaces, modelled_costs, node_costs
-from .costs.optimizer_names import names
+from .costs.optimizer_trial import names
 from .costs.optimizers import not_counted, state_bytes
 from .operators.node_tensors import storage_bytes, tensors_of
 from .plan_for_all import Costs, costs_for_all, with_costs

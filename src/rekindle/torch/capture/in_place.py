@@ -15,7 +15,7 @@ from torch import fx
 
 from ..operators import hidden_writes
 from ..operators.node_tensors import is_member, storage_bytes, tensors_of, with_values
-from ..operators.overwrites import OVERWRITES, may_overwrite
+from ..operators.table import OVERWRITES, may_overwrite
 from .captured import Captured, Writing
 
 aten = torch.ops.aten

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..operators.node_tensors import elements_spanned
+from ..operators.memory_order import elements_spanned
 from ..private import FakeTensor, FakeTensorMode, fake_like, pytree
 from ..situation.recorded_ops import Question
 from ..situation.values import constants

@@ -10,7 +10,7 @@ from torch import fx
 from ...model.graph import Value
 from ..operators import rules
 from ..operators.node_tensors import Part, bytes_spanned, storage_bytes, tensors_of, with_values
-from ..operators.overwrites import OVERWRITES, may_overwrite
+from ..operators.table import OVERWRITES, may_overwrite
 
 
 class Storages:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import platform
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -37,25 +37,11 @@ FORMAT = "rekindle.costs/2"
 MEASURING_VERSION = 3  # raise it whenever operators are run or timed differently: older entries are then not used
 
 
-@dataclass(frozen=True)
-class CacheSettings:
-    """Limits of the cache of measured costs. All are guesses, far above what was seen.
+# Limits of the cache. All are guesses, far above what was seen.
+FILE_MOST_BYTES = 64 * 2**20  # a larger file is not read; one operator takes about 200 bytes
+_ENTRY_S, _ENTRY_MOST_BYTES = (1e-10, 1e5), 2**44  # no operator is as quick, and none takes or holds more
+LOCK_WAIT_S = 10.0  # for another process that writes; after it nothing is stored, and a later process measures again
 
-    file_most_bytes : a larger file is not read; one operator takes about 200 bytes.
-    entry_least_s, entry_most_s, entry_most_bytes : an entry outside of these is invalid: no operator is as quick, and none
-        takes or holds more.
-    lock_wait_s : how long to wait for another process that writes; after it, nothing is stored, and a later process measures
-        the operators again.
-    """
-
-    file_most_bytes: int = 64 * 2**20
-    entry_least_s: float = 1e-10
-    entry_most_s: float = 1e5
-    entry_most_bytes: int = 2**44
-    lock_wait_s: float = 10.0
-
-
-SETTINGS = CacheSettings()
 _WARNED: set[Path] = set()  # files that a warning has named
 # what a file held when it was in a state, so that a plan for a new shape does not wait for a large file to be read again
 _READ: dict[Path, tuple[tuple[tuple[int, ...], str] | None, dict[str, Measurement]]] = {}
@@ -65,7 +51,7 @@ class CostCache(KeyedFile[Measurement]):
     """A measurement per operator key, for one environment. Reading and writing never raise."""
 
     def __init__(self, environment: str):
-        super().__init__("costs", "measured costs", environment, SETTINGS.lock_wait_s)
+        super().__init__("costs", "measured costs", environment, LOCK_WAIT_S)
 
     @property
     def known(self) -> Mapping[str, Measurement]:
@@ -91,7 +77,7 @@ class CostCache(KeyedFile[Measurement]):
     def _read_anew(self, path: Path) -> dict[str, Measurement]:
         where = name(str(path))
         try:
-            doc = parse_json(read_own(path, SETTINGS.file_most_bytes), where, constants=True)
+            doc = parse_json(read_own(path, FILE_MOST_BYTES), where, constants=True)
             if not isinstance(doc, dict) or doc.get("format") != FORMAT or not isinstance(doc.get("ops"), dict):
                 raise FormatError(f"{where} is no file of the format {FORMAT}")
             if doc.get("environment") != self.environment:
@@ -154,11 +140,11 @@ def _is_number(x: Any) -> bool:
 
 def _is_seconds(x: Any) -> bool:
     # Comparisons with nan are false; comparisons of whole numbers of any size with floats are exact.
-    return _is_number(x) and SETTINGS.entry_least_s <= x <= SETTINGS.entry_most_s
+    return _is_number(x) and _ENTRY_S[0] <= x <= _ENTRY_S[1]
 
 
 def _is_bytes(x: Any) -> bool:
-    return isinstance(x, int) and not isinstance(x, bool) and 0 <= x < SETTINGS.entry_most_bytes
+    return isinstance(x, int) and not isinstance(x, bool) and 0 <= x < _ENTRY_MOST_BYTES
 
 
 def environment(device: torch.device) -> str:

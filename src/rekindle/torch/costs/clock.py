@@ -15,57 +15,36 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..operators.op_classes import ELEMENT_WISE, op_class
 from .made_up import Operands
-from .measurement import SPREAD_MOST
+from .measurement import ELEMENT_WISE, SPREAD_MOST, op_class
 from .operator_calls import OperatorCall
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class ClockSettings:
-    """How long and how often operator calls are run.
-
-    The values are guesses. Measured was only that the least round should count: of 12 rounds on a machine with three to
-    four runnable threads per core, the least of the first six and of the last six differed by 1 to 19 % (the median over
-    the calls of a model, for four models), and their medians by 3 to 74 %.
-
-    all_s : seconds that measuring takes in all.
-    first_s : seconds of the first round.
-    first_most_s : the same for the largest call of each operator, and for all convolutions, normalisations and reductions,
-        whose workspace is large and hard to guess: a workspace that is not known can break a budget.
-    first_wall_most_s : the same by the wall; the two above are seconds of the runner's clock, which leaves out most of the time
-        that other programs take.
-    call_most_s : a call that is likely to take longer is not run. Likely are its roofline's seconds, scaled as those of all
-        calls before it and of sure_s more seconds that took as long as their roofline: a first call may load libraries.
-    later_least_s : seconds of the later rounds, however long the first round took.
-    rounds_most : later rounds.
-    agree_ratio : a call whose two least rounds are within this factor of each other is not timed again.
-    light_share : calls that together make up this share of the step, the lightest ones, are not timed in later rounds.
-    spread_once : the spread assumed of a call that ran in one round alone.
-    round_s, runs_least, runs_most : a round runs a call for about round_s seconds, this many times.
-    slow_s : a call that takes longer runs once a round.
-    """
-
-    all_s: float = 3.0
-    first_s: float = 2.0
-    first_most_s: float = 8.0
-    first_wall_most_s: float = 20.0
-    call_most_s: float = 1.5
-    sure_s: float = 0.1
-    later_least_s: float = 0.5
-    rounds_most: int = 6
-    agree_ratio: float = 1.05
-    light_share: float = 0.01
-    spread_once: float = 1.0
-    round_s: float = 0.003
-    runs_least: int = 2
-    runs_most: int = 8
-    slow_s: float = 0.03
-
-
-SETTINGS = ClockSettings()
+# How long and how often operator calls are run. All values are guesses. Measured was only that the least round should count:
+# of 12 rounds on a machine with three to four runnable threads per core, the least of the first six and of the last six
+# differed by 1 to 19 % (the median over the calls of a model, for four models), and their medians by 3 to 74 %.
+ALL_S = 3.0  # seconds that measuring takes in all
+FIRST_S = 2.0  # of the first round, by the runner's clock, which leaves out most of the time that other programs take
+# The same for the largest call of each operator, and for all convolutions, normalisations and reductions, whose workspace is
+# large and hard to guess: a workspace that is not known can break a budget.
+FIRST_MOST_S = 8.0
+FIRST_WALL_MOST_S = 20.0  # of the first round, by the wall
+LATER_LEAST_S = 0.5  # of the later rounds, however long the first one took
+# A call that is likely to take longer is not run. Likely are its roofline's seconds, scaled as those of all calls before it and
+# of SURE_S more seconds that took as long as their roofline: a first call may load libraries.
+CALL_MOST_S = 1.5
+SURE_S = 0.1
+LATER_ROUNDS_MOST = 6
+AGREE_RATIO = 1.05  # a call whose two least rounds are within this factor of each other is not timed again
+LIGHT_SHARE = (
+    0.01  # calls that together make up this share of the step, the lightest ones, are not timed in later rounds
+)
+SPREAD_ONCE = 1.0  # the spread assumed of a call that ran in one round alone
+ROUND_S = 0.003  # a round runs a call for about so long, this many times:
+RUNS_LEAST, RUNS_MOST = 2, 8
+SLOW_S = 0.03  # a call that takes longer runs once a round
 
 # The order of the first round: kernels with much workspace first. Copies and products seldom have any.
 _FIRST = {"convolution": 0, "normalisation": 1, "reduction": 1, ELEMENT_WISE: 3}
@@ -85,7 +64,7 @@ class Measured:
     def spread(self, call: OperatorCall) -> float:
         """How far the two least rounds are apart, as a share of the least."""
         least, *more = sorted(self.rounds[call])
-        return min(SPREAD_MOST, more[0] / least - 1) if more else SETTINGS.spread_once
+        return min(SPREAD_MOST, more[0] / least - 1) if more else SPREAD_ONCE
 
 
 class Stopwatch(Protocol):
@@ -111,17 +90,17 @@ class Runner(Protocol):
 def measure(
     calls: Sequence[OperatorCall], counts: Mapping[OperatorCall, int], runner: Runner, found: Measured, room: float
 ) -> None:
-    """Run calls in rounds, within the seconds of `ClockSettings`.
+    """Run calls in rounds, within the seconds above.
 
     counts : how often the step runs each call. room : bytes of memory at hand; larger calls are not run.
     """
-    s, start, operands, clock = SETTINGS, time.perf_counter(), Operands(), runner.clock()
+    start, operands, clock = time.perf_counter(), Operands(), runner.clock()
     took = expected = 0.0  # of the calls that ran: seconds, and by their roofline
     for call, most_s in _first_order(calls):
         begin = clock.seconds()
-        likely = call.roofline * (took + s.sure_s) / (expected + s.sure_s)
-        out_of_time = time.perf_counter() - start > s.first_wall_most_s
-        if out_of_time or likely > min(s.call_most_s, most_s - begin):
+        likely = call.roofline * (took + SURE_S) / (expected + SURE_S)
+        out_of_time = time.perf_counter() - start > FIRST_WALL_MOST_S
+        if out_of_time or likely > min(CALL_MOST_S, most_s - begin):
             log.debug("%s not measured: it would take too long", call.target)
             continue
         if 2 * call.bytes_moved > room:
@@ -130,8 +109,8 @@ def measure(
         with _tried(call):
             found.rounds[call] = [runner.once(call, *operands.of(call))]
             took, expected = took + clock.seconds() - begin, expected + call.roofline
-    left = s.all_s - (time.perf_counter() - start)
-    _later_rounds(_heavy(counts, found), runner, found, operands, max(left, s.later_least_s))
+    left = ALL_S - (time.perf_counter() - start)
+    _later_rounds(_heavy(counts, found), runner, found, operands, max(left, LATER_LEAST_S))
 
 
 def _first_order(calls: Sequence[OperatorCall]) -> list[tuple[OperatorCall, float]]:
@@ -145,18 +124,17 @@ def _first_order(calls: Sequence[OperatorCall]) -> list[tuple[OperatorCall, floa
     for call in order:
         largest.setdefault(call.target, call)
     early = set(largest.values())
-    s = SETTINGS
     return [
-        (call, s.first_most_s if rank[call] < 2 or call in early else s.first_s)
+        (call, FIRST_MOST_S if rank[call] < 2 or call in early else FIRST_S)
         for call in sorted(order, key=lambda c: c not in early)
     ]
 
 
 def _heavy(counts: Mapping[OperatorCall, int], found: Measured) -> list[OperatorCall]:
-    """The calls that make up the step but for `ClockSettings.light_share`, the heaviest first."""
+    """The calls that make up the step but for `LIGHT_SHARE`, the heaviest first."""
     weight = {call: counts[call] * found.seconds(call) for call in found.rounds}
     order = sorted(weight, key=lambda c: -weight[c])
-    left = sum(weight.values()) * (1 - SETTINGS.light_share)
+    left = sum(weight.values()) * (1 - LIGHT_SHARE)
     heavy = []
     for call in order:
         if left <= 0:
@@ -169,19 +147,17 @@ def _heavy(counts: Mapping[OperatorCall, int], found: Measured) -> list[Operator
 def _later_rounds(
     order: Sequence[OperatorCall], runner: Runner, found: Measured, operands: Operands, seconds: float
 ) -> None:
-    s, stop = SETTINGS, time.perf_counter() + seconds
-    for _ in range(s.rounds_most):
+    stop = time.perf_counter() + seconds
+    for _ in range(LATER_ROUNDS_MOST):
         # the first round loads kernels, so that its agreement with the second says little
-        order = [c for c in order if len(found.rounds[c]) < 3 or found.spread(c) > s.agree_ratio - 1]
+        order = [c for c in order if len(found.rounds[c]) < 3 or found.spread(c) > AGREE_RATIO - 1]
         for call in order:
             rough = found.seconds(call)
             if time.perf_counter() + rough > stop:
                 continue  # a quicker call may still fit
-            number = min(s.runs_most, max(s.runs_least, math.ceil(s.round_s / max(rough, 1e-6))))
+            number = min(RUNS_MOST, max(RUNS_LEAST, math.ceil(ROUND_S / max(rough, 1e-6))))
             with _tried(call):
-                found.rounds[call].append(
-                    runner.runs(call, *operands.of(call), number=1 if rough > s.slow_s else number)
-                )
+                found.rounds[call].append(runner.runs(call, *operands.of(call), number=1 if rough > SLOW_S else number))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..operators.rules import runnable
-from .clock import SETTINGS, Measured, measure
+from .clock import RUNS_MOST, SLOW_S, Measured, measure
 from .made_up import new_bytes
 from .operator_calls import OperatorCall
 
@@ -44,7 +44,7 @@ class CudaRunner:
             rough = time.perf_counter() - begin
             peak = torch.cuda.memory_stats()["requested_bytes.all.peak"]
             self._found.workspace[call] = max(0, peak - level - new)
-        return self.runs(call, args, kwargs, number=1 if rough > SETTINGS.slow_s else SETTINGS.runs_most)
+        return self.runs(call, args, kwargs, number=1 if rough > SLOW_S else RUNS_MOST)
 
     def runs(self, call: OperatorCall, args: Any, kwargs: Any, number: int) -> float:
         """The runs are queued together, as a step queues them."""

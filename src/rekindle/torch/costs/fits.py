@@ -1,6 +1,6 @@
 """Costs of calls that were not measured, or not steadily, from those that were: a roofline fitted to each kind of operator.
 
-A kind is an operator; where none of its calls was timed, the operator's class (`op_classes`); else all operators.
+A kind is an operator; where none of its calls was timed, the operator's class (`op_class`); else all operators.
 """
 
 from __future__ import annotations
@@ -12,28 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..operators.op_classes import op_class
-from .measurement import Measurement, op_of
+from .measurement import Measurement, op_class, op_of
 from .operator_calls import kind_of
 
-
-@dataclass(frozen=True)
-class FitSettings:
-    """When a fit is believed. The values are guesses.
-
-    line_least_calls : an operator with fewer timed sizes gets one scale and no launch time of its own.
-    line_gain_ratio : the line must miss held-out calls by less than this share of the error of one scale.
-    misfit_least : a fit is never believed to be closer than this, in natural logarithms.
-    misfit_alone : the error assumed of a scale that a class of operators, or too few calls of one operator, gave.
-    """
-
-    line_least_calls: int = 4
-    line_gain_ratio: float = 0.8
-    misfit_least: float = 0.1
-    misfit_alone: float = 0.7
-
-
-SETTINGS = FitSettings()
+# When a fit is believed. The values are guesses.
+_LINE_LEAST_CALLS = 4  # an operator with fewer timed sizes gets one scale and no launch time of its own
+_LINE_GAIN_RATIO = 0.8  # the line must miss held-out calls by less than this share of the error of one scale
+_MISFIT_LEAST = 0.1  # in natural logarithms: a fit is never believed to be closer
+_MISFIT_ALONE = 0.7  # the error assumed of a scale that a class of operators, or too few calls of one operator, gave
 
 
 @dataclass(frozen=True)
@@ -112,12 +98,11 @@ def fitted(samples: list[tuple[float, float]], alone: bool = False) -> Fit:
 
     alone : the calls are of several operators, so that the fit says little about one of them.
     """
-    s = SETTINGS
     ratios = [seconds / roofline for roofline, seconds in samples]
     scale = statistics.median(ratios)
     error = statistics.median(abs(math.log(r / scale)) for r in ratios)
-    plain = Fit(0.0, scale, max(s.misfit_alone if alone or len(samples) < 3 else s.misfit_least, error))
-    if alone or len({roofline for roofline, _ in samples}) < s.line_least_calls:
+    plain = Fit(0.0, scale, max(_MISFIT_ALONE if alone or len(samples) < 3 else _MISFIT_LEAST, error))
+    if alone or len({roofline for roofline, _ in samples}) < _LINE_LEAST_CALLS:
         return plain
     by_scale = statistics.median(
         abs(math.log(r / statistics.median(ratios[:i] + ratios[i + 1 :]))) for i, r in enumerate(ratios)
@@ -127,12 +112,12 @@ def fitted(samples: list[tuple[float, float]], alone: bool = False) -> Fit:
     if left_out is None:
         return plain
     by_line = float(np.median(np.abs(np.log((left_out[0] + left_out[1] * x) / y))))
-    if by_line >= s.line_gain_ratio * by_scale:
+    if by_line >= _LINE_GAIN_RATIO * by_scale:
         return plain
     line = _lines(x, y, held_out=False)
     if line is None:
         return plain
-    return Fit(float(line[0][0]), float(line[1][0]), max(s.misfit_least, by_line))
+    return Fit(float(line[0][0]), float(line[1][0]), max(_MISFIT_LEAST, by_line))
 
 
 def _lines(x: np.ndarray, y: np.ndarray, *, held_out: bool) -> tuple[np.ndarray, np.ndarray] | None:

@@ -10,23 +10,18 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from ..operators.memory_order import elements_spanned
 from ..operators.rules import runnable
+from ..operators.table import record_of
 from ..private import disable_modes, tree_map_only
 from ..tensors.op_tensors import storages_of, tensors_in
-from .operator_calls import OperatorCall, call_of, span
+from .operator_calls import OperatorCall, call_of
 
 # Operators whose operands may be used again. Scatters, copies and the like may look at storages as a whole; the norms named
 # update running statistics, though their schemas do not say so. Operators of other libraries may do either.
 _REUSING = re.compile(
     r"(?:aten|rekindle)::(?!.*(scatter|strided|copy|native_batch_norm$|cudnn_batch_norm$|miopen_batch_norm$))"
 )
-
-# Arguments that a GPU's kernel reads on the host, where the forward op left them, though fake tensors place them on the GPU. A
-# kernel that is given them on the GPU ends the process.
-ON_HOST = {
-    f"aten::{op}": ("philox_seed", "philox_offset")
-    for op in ("_scaled_dot_product_efficient_attention_backward", "_efficient_attention_backward")
-}
 
 
 def as_call(node: Node) -> tuple[str | None, Callable[[], Any]]:
@@ -86,7 +81,7 @@ class Operands:
             kind = t.device, t.dtype
             numbers[kind] = numbers.get(kind, -1) + 1
             at = (*kind, numbers[kind])
-            if t.layout is torch.strided and (at not in self._memory or self._memory[at].numel() < span(t)):
+            if t.layout is torch.strided and (at not in self._memory or self._memory[at].numel() < elements_spanned(t)):
                 self._memory.pop(at, None)  # before the larger one is made
                 self._memory[at] = _filled(t)
             return _laid_out(self._memory[at], t) if t.layout is torch.strided else made_up(t)
@@ -111,12 +106,13 @@ def _each_once(call: OperatorCall, make: Callable[[torch.Tensor], torch.Tensor])
 
 
 def _read_on_host(call: OperatorCall) -> list[torch.Tensor]:
-    """The fake tensors of `ON_HOST`."""
+    """The fake tensors that a GPU's kernel reads on the host (`Operator.on_host`)."""
     schema: Any = getattr(call.target, "_schema", None)
-    if schema is None or schema.name not in ON_HOST:
+    on_host = record_of(schema.name).on_host if schema is not None else ()
+    if not on_host:
         return []
     given = [*zip((a.name for a in schema.arguments), call.args, strict=False), *call.kwargs.items()]
-    return [t for name, t in given if name in ON_HOST[schema.name]]
+    return [t for name, t in given if name in on_host]
 
 
 def made_up(t: torch.Tensor) -> torch.Tensor:
@@ -129,7 +125,7 @@ def made_up(t: torch.Tensor) -> torch.Tensor:
 def _filled(t: torch.Tensor) -> torch.Tensor:
     """Elements in memory for a tensor like t."""
     value = 0.5 if t.dtype.is_floating_point or t.dtype.is_complex else t.dtype == torch.bool
-    return torch.full((span(t),), value, dtype=t.dtype, device=t.device)
+    return torch.full((elements_spanned(t),), value, dtype=t.dtype, device=t.device)
 
 
 def _laid_out(memory: torch.Tensor, t: torch.Tensor) -> torch.Tensor:

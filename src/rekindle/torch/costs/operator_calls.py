@@ -16,6 +16,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from ..operators.flops import op_flops
+from ..operators.memory_order import elements_spanned
 from ..operators.rules import UNWRITTEN
 from ..private import HigherOrderOperator, OpOverload
 from ..tensors import precision
@@ -88,14 +89,7 @@ def _value(node: Node) -> Any:
 
 def moved_bytes(t: torch.Tensor) -> int:
     """Bytes that one read of t moves: of an expanded tensor, the bytes in memory."""
-    return min(t.numel(), span(t)) * t.dtype.itemsize
-
-
-def span(t: torch.Tensor) -> int:
-    """Elements of memory from the first to the last element of t."""
-    if t.layout is not torch.strided:
-        return int(t.numel())
-    return 1 + sum((int(n) - 1) * int(s) for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
+    return min(t.numel(), elements_spanned(t)) * t.dtype.itemsize
 
 
 def costs_nothing(op: Any, ins: Iterable[torch.Tensor], outs: Sequence[torch.Tensor]) -> bool:

@@ -1,4 +1,4 @@
-"""The size of an optimizer's state as a function of its parameter's shape, learned by running the optimizer.
+"""Optimizers by name, and the size of one's state as a function of its parameter's shape, learned by running the optimizer.
 
 The class takes two real steps on tiny parameters whose sizes are distinct primes, so the size of each state tensor shows which
 dimensions of the parameter it has. Scaled to the real shape this gives the state to the byte.
@@ -16,20 +16,43 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from ...errors import UsageError
 from ..private import optimizer_hooks, unset_fake_temporarily
-from .optimizer_names import Options, names
+
+Options = dict[str, Any]
+
+
+class _Lion(Optimizer):
+    """Holds the state of Lion (arXiv:2302.06675), one moving average; torch has no class for it."""
+
+    def __init__(self, params: Any, lr: float = 1e-4) -> None:
+        super().__init__(params, {"lr": lr})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+
+
+def optimizers_by_name() -> dict[str, tuple[type, Options]]:
+    """(class, options that differ from its defaults) by name."""
+    names: dict[str, tuple[type, Options]] = {
+        k.lower(): (cls, {}) for k, cls in vars(torch.optim).items()
+        if isinstance(cls, type) and issubclass(cls, Optimizer) and cls not in (Optimizer, torch.optim.SparseAdam)
+    }  # fmt: skip
+    return names | {"lion": (_Lion, {}), "sgd-momentum": (torch.optim.SGD, {"momentum": 0.9})}
+
+
+def names() -> list[str]:
+    """The names of optimizers that `optimizers.state_bytes` accepts."""
+    return sorted(optimizers_by_name())
+
 
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)
-
-
 _PLACES = {"fused": None, "foreach": None, "capturable": False}  # options that only choose how and where a step runs
-
-
 Learned = list[tuple[int, tuple[int, ...]]]  # bytes, and the parameter dimensions by whose sizes they are multiplied
-
-
 _learned: dict[Any, Learned] = {}
 
 

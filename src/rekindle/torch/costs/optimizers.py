@@ -17,8 +17,7 @@ from ...errors import UsageError
 from ...printed import value
 from ...sizes import format_bytes
 from ..tensors.op_tensors import storage_of
-from .optimizer_names import Options, names, optimizers_by_name
-from .optimizer_trial import bytes_by_shape, tensors_of_state
+from .optimizer_trial import Options, bytes_by_shape, names, optimizers_by_name, tensors_of_state
 
 Given = Optimizer | type | str
 

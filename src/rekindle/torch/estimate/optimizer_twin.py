@@ -10,8 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..costs.optimizer_names import optimizers_by_name
-from ..costs.optimizer_trial import tensors_of_state, without_hooks
+from ..costs.optimizer_trial import optimizers_by_name, tensors_of_state, without_hooks
 from .twin import Twin
 
 log = logging.getLogger(__name__)

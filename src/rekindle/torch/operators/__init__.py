@@ -1,8 +1,10 @@
 """Facts about operators: which must run once, draw random numbers or overwrite an argument, their strides, FLOPs and cuts.
 
-`rules` has the properties that decide whether an op may run again. `overwrites`, `hidden_writes` and `random_in_place` say
-what it writes, `eager_strides` and `tensor_iterator` how its result lies in memory, `flops` what it costs, `cut_rules` and
-the files that it joins how it may be cut into slices, and `known_bits` which slices have the bits of the whole. `own_ops`,
-`small_saves` and `pool_offsets` define operators of this package. `record` is the record of one operator; `norms` fills in
-its family's. To teach Rekindle a norm, begin there, and for another operator with `rules` and `cut_rules`.
+`record` says what a record holds. One file per family fills in the records of its operators: `norms`, `convolutions`,
+`products`, `pools`, `losses`, `reductions`, `indexing`, `views`, `pointwise`; the operators of this package have theirs where
+they are defined (`small_saves`, `pool_offsets`, `random_in_place`). `table` joins them. To teach Rekindle an operator, add an
+entry to its family.
+
+The functions that records name come from `cut_call` (cuts), `strides`, `overwrites` and `corrected`. Other rooms ask `rules`
+(may it run again?), `cuts`, `known_bits` (which slices have the bits of the whole?), `flops`, `eager_strides` and `table`.
 """

@@ -28,24 +28,14 @@ FLASH, EFFICIENT, PLAIN = "flash attention", "memory-efficient attention", "plai
 _HALF = (torch.float16, torch.bfloat16)
 
 
-@dataclass(frozen=True)
-class AttentionSettings:
-    """Limits of the GPU's kernels, in PyTorch's source.
-
-    flash_capability : least compute capability for flash attention, and for bfloat16 in memory-efficient attention.
-    flash_head_most, flash_head_multiple : largest size of a head; sizes are padded to a multiple of the second.
-    tensor_core_bytes : heads must fill lines of so many bytes where tensor cores are used.
-    bias_multiple : strides of a bias are padded to a multiple of this.
-    """
-
-    flash_capability: tuple[int, int] = (8, 0)
-    flash_head_most: int = 256
-    flash_head_multiple: int = 8
-    tensor_core_bytes: int = 16
-    bias_multiple: int = 8
-
-
-SETTINGS = AttentionSettings()
+# Limits of the GPU's kernels, in PyTorch's source.
+FLASH_CAPABILITY = (
+    8,
+    0,
+)  # least compute capability for flash attention, and for bfloat16 in memory-efficient attention
+FLASH_HEAD_MOST, FLASH_HEAD_MULTIPLE = 256, 8  # elements of the largest head; heads are padded to a multiple
+TENSOR_CORE_BYTES = 16  # heads must fill lines of so many bytes where tensor cores are used
+BIAS_MULTIPLE = 8  # elements: strides of a bias are padded to a multiple
 
 
 @dataclass(frozen=True)
@@ -82,12 +72,12 @@ class Call:
 
 def kernel(call: Call, capability: tuple[int, int]) -> str:
     """The kernel that PyTorch chooses on a GPU of this compute capability: FLASH, EFFICIENT or PLAIN."""
-    s, (q, k, v) = SETTINGS, call.tensors
+    q, k, v = call.tensors
     if any(t.dim() != 4 or t.numel() == 0 or t.stride(-1) != 1 and t.shape[-1] != 1 for t in call.tensors):
         return PLAIN
     if not (q.dtype == k.dtype == v.dtype and q.shape[0] == k.shape[0] == v.shape[0] and k.shape[2] == v.shape[2]):
         return PLAIN
-    modern, head = capability >= s.flash_capability, q.shape[-1]
+    modern, head = capability >= FLASH_CAPABILITY, q.shape[-1]
     grouped = call.enable_gqa and q.shape[1] % k.shape[1] == 0 and q.shape[1] % v.shape[1] == 0
     alike = q.shape[1] == k.shape[1] == v.shape[1]
     if (
@@ -96,12 +86,12 @@ def kernel(call: Call, capability: tuple[int, int]) -> str:
         and q.dtype in _HALF
         and call.attn_mask is None
         and (alike or grouped)
-        and head == k.shape[-1] == v.shape[-1] <= s.flash_head_most
+        and head == k.shape[-1] == v.shape[-1] <= FLASH_HEAD_MOST
         and not (call.is_causal and q.shape[2] != k.shape[2])
     ):
         return FLASH
     # Without tensor cores single numbers are read; float32 uses them on GPUs of the same capability as flash attention.
-    line = s.tensor_core_bytes // q.dtype.itemsize if modern or q.dtype in _HALF else 1
+    line = TENSOR_CORE_BYTES // q.dtype.itemsize if modern or q.dtype in _HALF else 1
     if (
         torch.backends.cuda.mem_efficient_sdp_enabled()
         and q.dtype in (torch.float32, torch.float16, *([torch.bfloat16] if modern else []))
@@ -130,9 +120,7 @@ class AttentionOfGpu(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         call = Call(*args, **(kwargs or {})).cast()
         there = kernel(call, self._capability)
-        pads = (
-            there == FLASH and call.query.shape[-1] % SETTINGS.flash_head_multiple
-        )  # copies that the CPU does not make
+        pads = there == FLASH and call.query.shape[-1] % FLASH_HEAD_MULTIPLE  # copies that the CPU does not make
         if attention_is_fused_here(call) == (there != PLAIN) and not pads:
             return func(*args, **(kwargs or {}))
         self.replaced.add(there)
@@ -141,7 +129,7 @@ class AttentionOfGpu(TorchFunctionMode):
 
 def _flash(call: Call) -> Tensor:
     size = call.query.shape[-1]
-    pad = -size % SETTINGS.flash_head_multiple
+    pad = -size % FLASH_HEAD_MULTIPLE
     q, k, v = (F.pad(t, (0, pad)) if pad else t for t in call.tensors)
     scale = 1 / math.sqrt(size) if call.scale is None else call.scale
     out = aten._scaled_dot_product_flash_attention(q, k, v, call.dropout_p, call.is_causal, False, scale=scale)[0]
@@ -160,7 +148,7 @@ def _bias(call: Call, mask: Tensor) -> Tensor:
     """The mask as numbers that are added, laid out as the kernel needs it."""
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=call.query.dtype).masked_fill_(mask.logical_not(), -math.inf)
-    multiple, length = SETTINGS.bias_multiple, mask.shape[-1]
+    multiple, length = BIAS_MULTIPLE, mask.shape[-1]
     if mask.stride(-1) != 1 or any(n % multiple for n in mask.stride()[:-1]):
         mask = F.pad(mask, (0, multiple - length % multiple))[..., :length]
     return mask.expand(*call.query.shape[:3], call.key.shape[2])

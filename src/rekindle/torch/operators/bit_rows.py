@@ -20,16 +20,9 @@ from .pieces import packed_bytes
 Ints = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class RowSettings:
-    """least_elements : a shorter row is not packed by itself: kernels would run over few bytes at a time. On one CPU thread,
-    packing rows of 196 elements took 11 times as long as packing all in one, rows of 784 elements 3.5 times, rows of 3,136
-    elements 2 times."""
-
-    least_elements: int = 256
-
-
-SETTINGS = RowSettings()
+# A shorter row is not packed by itself: kernels would run over few bytes at a time. On one CPU thread, packing rows of 196
+# elements took 11 times as long as packing all in one, rows of 784 elements 3.5 times, rows of 3,136 elements 2 times.
+ROW_LEAST_ELEMENTS = 256
 
 
 @dataclass(frozen=True)
@@ -47,7 +40,7 @@ class BitLayout:
     def to_pack(t: Tensor) -> BitLayout:
         """The layout in which a tensor is packed: rows, if they are long enough and each is contiguous. It does not depend on
         the sizes and strides of the leading dimensions: those of a slice may be others, its bits are a slice of the bits."""
-        return _to_pack(tuple(t.shape), tuple(t.stride()), SETTINGS.least_elements)
+        return _to_pack(tuple(t.shape), tuple(t.stride()), ROW_LEAST_ELEMENTS)
 
     @staticmethod
     def of(bits: Tensor, shape: Sequence[int], strides: Sequence[int]) -> BitLayout:

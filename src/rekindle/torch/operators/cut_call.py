@@ -1,14 +1,20 @@
-"""One op's call as the rules of cuts see it: its arguments by name, the shapes of its tensors, and the drafts of its cuts."""
+"""One op's call as the rules of cuts see it: its arguments by name, the shapes of its tensors, its cuts, and one slice of it.
+
+The rules that several families share stand here too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_arg
 
+_VECTOR = 64  # elements of the largest step of a vectorised loop; what is left over is computed alone
 SUM = "sum"  # each slice gives a whole-shaped part of the result; the parts are added
 Dim = int | None
 Shape = tuple[int, ...]
@@ -75,13 +81,98 @@ class Call:
         return {d % rank for d in named} if named and rank else set(range(rank))
 
 
+@dataclass(frozen=True)
+class Cut:
+    """How one op is cut into slices: per tensor argument and per result the dimension that is cut.
+
+    ins : for each tensor argument in the order of `tensor_arguments(node)`: the dimension, or None: every slice reads it whole.
+    outs : for each tensor that the node returns (members in order; None for a member that is no tensor): the dimension, SUM, or
+        None: every slice gives the same whole.
+    units : the largest number of equal parts into which the op can be cut so; other numbers of parts must divide it.
+    """
+
+    ins: tuple[int | None, ...]
+    outs: tuple[int | str | None, ...]
+    units: int
+
+
+def tensor_arguments(node: fx.Node) -> list[fx.Node]:
+    """The nodes that a node reads tensors of: every occurrence, in order of args then kwargs, lists flattened.
+
+    A node that takes a member of a tuple reads one: the node of the tuple.
+    """
+    found: list[fx.Node] = []
+    map_arg((node.args, node.kwargs), lambda n: found.append(n) if holds_tensors(n) else None)
+    return found
+
+
+@dataclass(frozen=True)
+class Slice:
+    """One slice of an op's call: units `begin` to `end` of a whole of `size` units.
+
+    ins : argument -> the dimension at which it is cut. outs : as in `Cut`.
+    """
+
+    call: Call
+    ins: Mapping[str, Dim]
+    outs: tuple[int | str | None, ...]
+    begin: int
+    end: int
+    size: int
+
+    def of(self, n: int) -> int:
+        """The slice's share of `n` elements, a multiple of `size`."""
+        return n // self.size * (self.end - self.begin)
+
+
 Rule = Callable[[Call], Iterable[Draft]]
+Change = Callable[[Slice], dict[str, Any]]  # the arguments of a slice that are not those of the whole
 
 
 def holds_tensors(x: Any) -> bool:
     """Whether an argument is a node that returns a tensor, or a tuple of them, of which another node takes a member."""
     val = x.meta.get("val") if isinstance(x, fx.Node) else None
     return any(isinstance(t, torch.Tensor) for t in (val if isinstance(val, tuple | list) else [val]))
+
+
+def span(n: int, begin: int, end: int, size: int) -> tuple[int, int]:
+    """The first element of a slice, and the one after its last, in a dimension of `n` elements: a multiple of `size`."""
+    return begin * n // size, end * n // size
+
+
+class Slicing:
+    """How an op is cut into slices. edges : units at which slices begin, and the end. sizes : of the slices of the
+    first argument that is cut."""
+
+    def __init__(self, node: fx.Node, cut: Cut, edges: Sequence[int]):
+        self.call, self.cut, self.edges = Call(node), cut, edges
+        self.ins = {(name, i): d for (name, i, _), d in zip(self.call.tensors, cut.ins, strict=True)}
+        self.tensors: list[torch.Tensor] = [a.meta["val"] for a in tensor_arguments(node)]
+
+    def least(self) -> int:
+        """The size of the smallest slice of the first argument that is cut, along the dimension that is cut."""
+        t, d = next((t, d) for t, d in zip(self.tensors, self.cut.ins, strict=True) if d is not None)
+        return min(e - b for b, e in self._spans(t, d))
+
+    def begins_at_multiples(self, n: int) -> bool:
+        """Whether the slices of the first argument that is cut begin at multiples of n, and each has at least n."""
+        t, d = next((t, d) for t, d in zip(self.tensors, self.cut.ins, strict=True) if d is not None)
+        return all(b % n == 0 for b, _ in self._spans(t, d)) and self.least() >= n
+
+    def contiguous(self) -> bool:
+        """Whether all arguments that are cut are contiguous."""
+        return all(t.is_contiguous() for t, d in zip(self.tensors, self.cut.ins, strict=True) if d is not None)
+
+    def in_whole_vectors(self, threads: int) -> bool:
+        """Whether each slice is a piece of memory, of whole vectors of elements for each of so many threads."""
+        return all(
+            t.is_contiguous() and all(n == 1 for n in t.shape[:d])
+            and all((e - b) * (t.numel() // t.shape[d]) % (_VECTOR * threads) == 0 for b, e in self._spans(t, d))
+            for t, d in zip(self.tensors, self.cut.ins, strict=True) if d is not None
+        )  # fmt: skip
+
+    def _spans(self, t: torch.Tensor, d: int) -> list[tuple[int, int]]:
+        return [span(t.shape[d], b, e, self.edges[-1]) for b, e in pairwise(self.edges)]
 
 
 def aligned(shape: Shape, whole: Shape, dim: int) -> Dim:
@@ -112,3 +203,15 @@ def others(call: Call) -> list[Draft]:
     """Cuts at every dimension but those that the argument `dim` or `dims` names."""
     named = call.dims("dims" if "dims" in call.values else "dim")
     return alike(call, [d for d in range(len(call.out())) if d not in named])
+
+
+def shape_of_result(argument: str) -> Change:
+    """The argument holds the shape of the op's only result."""
+
+    def change(part: Slice) -> dict[str, Any]:
+        shape, d = list(part.call.out()), part.outs[0]
+        if isinstance(d, int):
+            shape[d] = part.of(shape[d])
+        return {argument: shape} if argument in part.call.values else {}  # `view.dtype` names none
+
+    return change

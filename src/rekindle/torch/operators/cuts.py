@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
@@ -16,37 +15,11 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from ..private import OpOverload
-from .cut_call import SUM, Call, Draft, Shape, holds_tensors
-from .cut_rules import rule_of
-from .cut_sizes import Slice, adapted
+from .cut_call import SUM, Call, Cut, Draft, Shape, Slice, holds_tensors, span, tensor_arguments
 from .node_tensors import is_member
+from .table import record_of, rule_of
 
 __all__ = ["SUM", "Cut", "cuts_of", "sliced_call", "span", "tensor_arguments"]
-
-
-@dataclass(frozen=True)
-class Cut:
-    """How one op is cut into slices: per tensor argument and per result the dimension that is cut.
-
-    ins : for each tensor argument in the order of `tensor_arguments(node)`: the dimension, or None: every slice reads it whole.
-    outs : for each tensor that the node returns (members in order; None for a member that is no tensor): the dimension, SUM, or
-        None: every slice gives the same whole.
-    units : the largest number of equal parts into which the op can be cut so; other numbers of parts must divide it.
-    """
-
-    ins: tuple[int | None, ...]
-    outs: tuple[int | str | None, ...]
-    units: int
-
-
-def tensor_arguments(node: fx.Node) -> list[fx.Node]:
-    """The nodes that a node reads tensors of: every occurrence, in order of args then kwargs, lists flattened.
-
-    A node that takes a member of a tuple reads one: the node of the tuple.
-    """
-    found: list[fx.Node] = []
-    map_arg((node.args, node.kwargs), lambda n: found.append(n) if holds_tensors(n) else None)
-    return found
 
 
 def cuts_of(node: fx.Node) -> list[Cut]:
@@ -91,12 +64,25 @@ def sliced_call(
         return node.target, tuple(args), dict(kwargs)
     call = Call(node)
     ins = {name: dim for (name, _, _), dim in zip(call.tensors, cut.ins, strict=True)}
-    return adapted(Slice(call, ins, cut.outs, begin, end, size), tuple(args), dict(kwargs))
+    return _adapted(Slice(call, ins, cut.outs, begin, end, size), tuple(args), dict(kwargs))
 
 
-def span(n: int, begin: int, end: int, size: int) -> tuple[int, int]:
-    """The first element of a slice, and the one after its last, in a dimension of `n` elements: a multiple of `size`."""
-    return begin * n // size, end * n // size
+def _adapted(part: Slice, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """(target, args, kwargs) of a slice. args, kwargs : of the whole, with the tensors of the slice."""
+    target: Any = part.call.node.target
+    change = record_of(part.call.name).change
+    if change is None:
+        return target, args, kwargs
+    if part.call.name == "aten::squeeze":
+        target = torch.ops.aten.squeeze.dims
+    places = {a.name: i for i, a in enumerate(target._schema.arguments)}
+    new = list(args)
+    for argument, value in change(part).items():
+        if argument in kwargs:
+            kwargs = {**kwargs, argument: value}
+        else:
+            new[places[argument] : places[argument] + 1] = [value]
+    return target, tuple(new), kwargs
 
 
 def _nodes(node: fx.Node) -> list[fx.Node]:

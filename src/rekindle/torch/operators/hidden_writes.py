@@ -20,9 +20,7 @@ aten = torch.ops.aten
 BATCH_NORM = aten.cudnn_batch_norm.default  # (input, weight, bias, mean, variance, training, momentum, eps)
 # Both save the statistics for a backward that does not read them. Their writes leave the version of a tensor as it is.
 BATCH_NORMS = (BATCH_NORM, aten.native_batch_norm.default)
-BACKWARD = (
-    aten.cudnn_batch_norm_backward.default
-)  # (input, gradient, weight, mean, variance, …): reads neither mean nor variance
+BACKWARD = aten.cudnn_batch_norm_backward.default  # (input, gradient, weight, mean, …): reads neither mean nor variance
 STATISTICS, TRAINING = (3, 4), 5  # positions among the arguments
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..private import disable_modes, make_channels_last_strides_for, make_contiguous_strides_for, suggest_memory_format
-from .tensor_iterator import result_strides
+from .strides import result_strides
 
 Ints = tuple[int, ...]
 _REMEMBERED = 4096  # shapes with strides; a step asks for the same ones each time
@@ -25,6 +25,14 @@ def _strides_of_packed(shape: Ints, strides: Ints) -> Ints:
     with disable_modes():
         dense = torch.ops.aten.is_non_overlapping_and_dense(torch.empty_strided(shape, strides, device="meta"))
     return strides if dense else tuple(make_contiguous_strides_for(shape))
+
+
+def elements_spanned(t: Tensor) -> int:
+    """How many elements of its storage lie between the first and the last of a tensor's, both included; of a tensor without
+    strides all of its elements."""
+    if t.layout is not torch.strided:
+        return int(t.numel())
+    return 1 + sum((int(n) - 1) * int(s) for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
 
 
 def has_gaps(t: Tensor) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from . import rules
+from .memory_order import elements_spanned
 
 Part = tuple[fx.Node, int]  # one tensor: member `index` of the result of a node (0 for a plain tensor)
 
@@ -22,11 +23,6 @@ _SHORT = {
 def storage_bytes(t: torch.Tensor) -> int:
     """Bytes of the whole storage behind a tensor, as the allocator counts them; fake tensors too."""
     return int(t.untyped_storage().nbytes())
-
-
-def elements_spanned(t: torch.Tensor) -> int:
-    """How many elements of its storage lie between the first and the last of a tensor's, both included."""
-    return 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
 
 
 def span(t: torch.Tensor) -> tuple[int, int]:

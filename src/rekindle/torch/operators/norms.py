@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from .cut_call import SUM, Call, Draft
-from .cut_sizes import Slice
-from .record import Given, Operator, Valid
-
-if TYPE_CHECKING:
-    from .known_bits import Question
+from .corrected import of_dense
+from .cut_call import SUM, Call, Draft, Slice, Slicing
+from .record import Given, Operator, Valid, always
+from .strides import contiguous, laid_out_as
 
 aten = torch.ops.aten
 
@@ -74,12 +72,8 @@ def _fewer_groups(part: Slice) -> dict[str, Any]:
     return {name: part.of(part.call[name]) for name in names}
 
 
-# -- bits of slices ----------------------------------------------------------------------------------------------------
-def _always(q: Question) -> bool:
-    return True
-
-
-def _contiguous(q: Question) -> bool:
+def _contiguous(q: Slicing) -> bool:
+    """The slices of contiguous tensors had the bits of the whole."""
     return q.contiguous()
 
 
@@ -115,25 +109,27 @@ def _saved_by_layer_norm(x: Given) -> Valid:
     return {("mean", 0): mean, ("rstd", 0): rstd}
 
 
-_BATCH_NORM = Operator(_batch_norm, dense=True, same_bits=_contiguous, sample=_positive_variance, laid_out_as=0)
+_BATCH_NORM = Operator(
+    _batch_norm, dense=True, same_bits=_contiguous, sample=_positive_variance, strides=laid_out_as(0, norm=True)
+)
 _CUDNN = Operator(_cudnn_batch_norm, dense=True, same_bits=_contiguous, sample=_positive_variance)
 
 OPERATORS = {
-    "native_layer_norm": Operator(_layer_norm, same_bits=_always),
+    "native_layer_norm": Operator(_layer_norm, same_bits=always),
     "native_layer_norm_backward": Operator(
-        _layer_norm_backward, dense=True, same_bits=_always, sample=_saved_by_layer_norm, all_contiguous=True
+        _layer_norm_backward, dense=True, same_bits=always, sample=_saved_by_layer_norm, strides=contiguous
     ),
-    "_fused_rms_norm": Operator(_layer_norm, same_bits=_always),
+    "_fused_rms_norm": Operator(_layer_norm, same_bits=always),
     "_fused_rms_norm_backward": Operator(_layer_norm_backward),
     "native_group_norm": Operator(_group_norm, _fewer_groups, dense=True),
     "native_group_norm_backward": Operator(
-        _group_norm_backward, _fewer_groups, dense=True, sample=_saved_by_group_norm
+        _group_norm_backward, _fewer_groups, dense=True, sample=_saved_by_group_norm, run=of_dense
     ),
     "native_batch_norm": _BATCH_NORM,
     "_native_batch_norm_legit": _BATCH_NORM,
     "_native_batch_norm_legit_functional": _BATCH_NORM,
     "_native_batch_norm_legit_no_training": replace(_BATCH_NORM, same_bits=None),
-    "native_batch_norm_backward": replace(_BATCH_NORM, sample=_saved_by_batch_norm, laid_out_as=1),
+    "native_batch_norm_backward": replace(_BATCH_NORM, sample=_saved_by_batch_norm, strides=laid_out_as(1, norm=True)),
     "cudnn_batch_norm": _CUDNN,
     "cudnn_batch_norm_backward": replace(_CUDNN, sample=_saved_by_cudnn),
 }

@@ -1,4 +1,4 @@
-"""Operators of this package: the plain function behind each, the bytes of its temporaries, and its forms that overwrite.
+"""Operators of this package: the plain function behind each, and the bytes of its temporaries.
 
 A captured graph holds an operator of ours as one node. A generated program calls the plain function instead, so that whoever
 watches the step sees the ATen operators inside. Files that make such operators define them here when they are imported.
@@ -7,13 +7,12 @@ watches the step sees the ATen operators inside. Files that make such operators 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..private import OpOverload
-from .overwrites import OVERWRITES
 
 NAMESPACE = "rekindle"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")  # the operators go when it goes
@@ -24,14 +23,12 @@ class OwnOp:
     """One operator. All functions take its arguments.
 
     run : computes the results, on tensors of any device. fake : makes empty results of the same shapes, strides and types.
-    workspace : bytes of the temporaries of one call, or a few more. over : position of an argument -> function that writes the
-    result over it.
+    workspace : bytes of the temporaries of one call, or a few more.
     """
 
     run: Callable[..., Any]
     fake: Callable[..., Any]
     workspace: Callable[..., int]
-    over: Mapping[int, Callable[..., Any]] = field(default_factory=dict)
 
 
 _OWN: dict[OpOverload, OwnOp] = {}
@@ -45,8 +42,6 @@ def define(schema: str, op: OwnOp, tags: Sequence[torch.Tag] = ()) -> OpOverload
     torch.library.register_fake(f"{NAMESPACE}::{name}", op.fake, lib=_LIBRARY)
     target: OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default
     _OWN[target] = op
-    if op.over:
-        OVERWRITES[target] = dict(op.over)
     return target
 
 

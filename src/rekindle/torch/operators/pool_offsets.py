@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .cut_call import Call, Draft, Slice, alike
 from .own_ops import OwnOp, define
 from .pieces import Planes, most_bytes, tensor_bytes
+from .record import EVERYWHERE, ON_CPU, Operator, always
+from .small_saves import packed_strides, shape_of_slice
 
 aten = torch.ops.aten
 Ints = Sequence[int]
@@ -176,3 +180,20 @@ MAX_POOL2D_BACKWARD_BY_OFFSETS = define(
     "int[] padding, int[] dilation, bool ceil_mode) -> Tensor",
     OwnOp(max_pool2d_backward_by_offsets, _fake_backward, _backward_workspace),
 )
+
+
+def _planes(call: Call) -> list[Draft]:
+    """By batch and channel."""
+    return alike(call, range(len(call.out()) - 2))
+
+
+def _size(part: Slice) -> dict[str, Any]:
+    return {"size": shape_of_slice(part, part.call["size"])}
+
+
+OPERATORS = {
+    "pool_offsets": Operator(_planes, _size, exact=EVERYWHERE),
+    "max_pool2d_backward_by_offsets": Operator(
+        _planes, lambda part: _size(part) | packed_strides(part), exact=ON_CPU, same_bits=always
+    ),
+}

@@ -19,9 +19,11 @@ import torch
 from torch import Tensor
 
 from ..private import FunctionalTensor, OpOverload
+from .memory_order import elements_spanned
 from .overwrites import where_it_fits
 from .own_ops import OwnOp, define
-from .tensor_iterator import result_strides
+from .record import Operator
+from .strides import result_strides
 
 aten = torch.ops.aten
 
@@ -53,13 +55,11 @@ def _fake(x: Tensor, *numbers: float) -> Tensor:
 
 def _workspace(x: Tensor, *numbers: float) -> int:
     """Bytes of the memory with gaps."""
-    if _is_dense(x) or 0 in x.shape:
-        return 0
-    return x.element_size() * (1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)))
+    return 0 if _is_dense(x) else x.element_size() * elements_spanned(x)
 
 
 def _define(schema: str, draw: Callable[..., Any]) -> OpOverload:
-    own = OwnOp(_draw_like(draw), _fake, _workspace, over={0: _draw_over(draw)})
+    own = OwnOp(_draw_like(draw), _fake, _workspace)
     return define(schema, own, tags=(torch.Tag.nondeterministic_seeded,))
 
 
@@ -69,6 +69,9 @@ OUT_OF_PLACE: dict[Any, OpOverload] = {
     aten.bernoulli_.float: _define("bernoulli_like(Tensor x, float p=0.5) -> Tensor", aten.bernoulli_.float),
     aten.normal_.default: _define("normal_like(Tensor x, float mean=0, float std=1) -> Tensor", aten.normal_.default),
 }  # fmt: skip
+OPERATORS = {
+    own._schema.name.split("::")[1]: Operator(over={own: {0: _draw_over(draw)}}) for draw, own in OUT_OF_PLACE.items()
+}
 
 
 def draws_otherwise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

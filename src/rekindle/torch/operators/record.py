@@ -2,47 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from .cut_call import Rule
-from .cut_sizes import Change
-
-if TYPE_CHECKING:
-    from .known_bits import Question
+from .cut_call import Change, Rule, Slicing
+from .overwrites import Overwrites
+from .strides import Strides
 
 Given = Mapping[str, Any]  # argument -> its value, with real tensors
 Valid = dict[tuple[str, int], torch.Tensor]  # (argument, position in it) -> what it is instead
 Sample = Callable[[Given], Valid]
+EVERYWHERE, ON_CPU = "everywhere", "cpu"  # values of `Operator.exact`
+BY_ELEMENT, BY_ROW = "elements", "rows"  # values of `Operator.vectors`
 
 
 @dataclass(frozen=True)
 class Operator:
     """Facts about one operator, the same for all its overloads.
 
-    cut : how it can be cut into slices.
+    cut : how it can be cut into slices; None: as its tags say.
     change : the arguments of a slice that name sizes of the whole.
     dense : its kernels read tensors as if they lay without gaps, or refuse others, or add up tensors with gaps in another
-        order (batch norms): a slice across an inner dimension must be copied.
+        order (batch norms): a slice across an inner dimension must be copied. Found by trying all ops on the CPU.
+    copies_gaps : its kernels copy arguments with gaps before they compute: a slice with gaps has the bits of one without.
+    exact : where slices have the bits of the whole because of the way in which it computes; "": nowhere for certain. Every
+        element of its result is an element of an argument or one number, or comes from those at its place by comparisons, or by
+        operations that IEEE 754 rounds in one way: so it is the same in a vector of elements and alone. Others (exp, erf, …)
+        are approximated, by one formula in vectors, by another alone.
     same_bits : whether slices have the bits of the whole, as measured on a CPU (see `known_bits`).
+    vectors : its kernels go through memory in vectors: element by element, or along the last dimension, whichever dimension
+        they add up.
     sample : valid arguments in place of random numbers, for those that other operators make for this one.
-    laid_out_as : the position of the argument whose layout the first result has on a CPU: channels last, or contiguous.
-    all_contiguous : all results are contiguous on a CPU.
+    positive : it takes positive numbers.
+    on_host : arguments that a GPU's kernel reads on the host, where the forward op left them, though fake tensors place them on
+        the GPU. A kernel that is given them on the GPU ends the process.
+    strides : the strides of its results on a CPU, where torch's shape rule gives others (see `strides`).
+    over : overload -> calls of it that write over an argument (see `overwrites`).
+    flops : FLOPs of a call with these (args, kwargs, results), where torch's formula is wrong.
+    flops_as : the operator whose formula serves, where torch has none.
+    selects : it chooses elements by comparing them. If another run chose others (equal keys, another kernel), the gradient
+        would take another path, so it must run only once.
+    renames : its result is its input under a new name.
+    unwritten : it allocates memory and writes nothing to it.
+    run : makes the call that runs an overload outside of autograd, where the plain call computes otherwise than autograd's or
+        takes more memory (see `corrected`).
+    shape_only : (position of an argument that it reads for its shape only, of one that gives a stand-in its memory). Its
+        results are laid out as the first, so only contiguous tensors are replaced: a stand-in has no layout.
+    saved : (what it reads in a smaller save, of which layer), in words.
     """
 
-    cut: Rule
+    cut: Rule | None = None
     change: Change | None = None
     dense: bool = False
-    same_bits: Callable[[Question], bool | None] | None = None
+    copies_gaps: bool = False
+    exact: str = ""
+    same_bits: Callable[[Slicing], bool | None] | None = None
+    vectors: str = ""
     sample: Sample | None = None
-    laid_out_as: int | None = None
-    all_contiguous: bool = False
+    positive: bool = False
+    on_host: tuple[str, ...] = ()
+    strides: Strides | None = None
+    over: Overwrites = field(default_factory=dict)
+    flops: Callable[[Sequence[Any], Mapping[str, Any], Any], int] | None = None
+    flops_as: Any = None
+    selects: bool = False
+    renames: bool = False
+    unwritten: bool = False
+    run: Callable[[Any], Callable[..., Any]] | None = None
+    shape_only: tuple[int, int] | None = None
+    saved: tuple[str, str] | None = None
 
 
 def overloads(name: str) -> list[Any]:
     """The overloads of an operator with this full name, such as "aten::add", but for those that write into a given result."""
     packet = getattr(torch.ops.aten, name.removeprefix("aten::"))
-    return [getattr(packet, x) for x in packet.overloads() if not x.endswith("out")]
+    found = [getattr(packet, x) for x in packet.overloads()]
+    return [op for op in found if not any(a.is_out for a in op._schema.arguments)]
+
+
+def always(q: Slicing) -> bool:
+    """Slices had the bits of the whole wherever they were measured (`Operator.same_bits`)."""
+    return True

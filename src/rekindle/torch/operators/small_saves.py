@@ -9,15 +9,18 @@ copy. `bit_rows` and `pieces.Eighths` say which bit stands for which element.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .bit_rows import BitLayout
-from .memory_order import dropout_strides, element_wise_strides, strides_of_packed
+from .cut_call import Call, Draft, Slice, alike
+from .memory_order import dropout_strides, element_wise_strides, strides_of_packed, strides_of_slice
 from .overwrites import where_it_fits
 from .own_ops import OwnOp, define
 from .pieces import Eighths, Piece, most_bytes, tensor_bytes
+from .record import EVERYWHERE, Operator
 
 aten = torch.ops.aten
 _SCALAR_BYTES = 32  # of the tensors without dimensions that a kernel makes for numbers, or a little more
@@ -207,14 +210,42 @@ UNPACK_MASK = define(
 )
 ZERO_BY_BITS = define(
     "zero_by_bits(Tensor g, Tensor bits, int[] strides) -> Tensor",
-    OwnOp(zero_by_bits, _fake_zeroed, _zero_workspace, over={0: zero_over}),
+    OwnOp(zero_by_bits, _fake_zeroed, _zero_workspace),
 )
 DROPOUT_BACKWARD_BY_BITS = define(
     "dropout_backward_by_bits(Tensor g, Tensor bits, int[] strides, float scale) -> Tensor",
-    OwnOp(
-        dropout_backward_by_bits,
-        _fake_dropped,
-        _drop_workspace,
-        over={0: drop_over},
-    ),
+    OwnOp(dropout_backward_by_bits, _fake_dropped, _drop_workspace),
 )
+
+
+# -- records -----------------------------------------------------------------------------------------------------------
+def _bits(call: Call) -> list[Draft]:
+    """By the dimensions that bits have beside the bytes of a row: two, one, or none."""
+    return alike(call, range(len(call.shape("bits") or call.out()) - 1))
+
+
+def shape_of_slice(part: Slice, whole: Sequence[int]) -> list[int]:
+    """The slice's shape of a tensor that is cut as the result is."""
+    return [part.of(n) if d == part.outs[0] else n for d, n in enumerate(whole)]
+
+
+def packed_strides(part: Slice) -> dict[str, Any]:
+    """The strides of the tensor that was packed, or of the result of a pool, as a slice of it has them that is made anew."""
+    whole = part.call.out()
+    return {"strides": list(strides_of_slice(whole, part.call["strides"], shape_of_slice(part, whole)))}
+
+
+def _shape_and_strides(part: Slice) -> dict[str, Any]:
+    return {"shape": shape_of_slice(part, part.call["shape"])} | packed_strides(part)
+
+
+# Moves, comparisons and exact products.
+OPERATORS = {
+    "sign_bits": Operator(_bits, exact=EVERYWHERE),
+    "pack_mask": Operator(_bits, exact=EVERYWHERE),
+    "unpack_mask": Operator(_bits, _shape_and_strides, exact=EVERYWHERE),
+    "zero_by_bits": Operator(_bits, packed_strides, exact=EVERYWHERE, over={ZERO_BY_BITS: {0: zero_over}}),
+    "dropout_backward_by_bits": Operator(
+        _bits, packed_strides, exact=EVERYWHERE, over={DROPOUT_BACKWARD_BY_BITS: {0: drop_over}}
+    ),
+}

@@ -20,7 +20,7 @@ from ...errors import FormatError
 from ...model.files import read_own
 from ...model.formats import parse_json
 from ...model.keyed_file import KeyedFile
-from ..costs.cache import SETTINGS
+from ..costs.cache import FILE_MOST_BYTES, LOCK_WAIT_S
 from ..costs.cache import environment as environment_of_costs
 from ..tensors import precision
 
@@ -35,7 +35,7 @@ class Answers(KeyedFile[bool]):
     """Question -> whether the bits are the same, for one environment. Reading and writing never raise."""
 
     def __init__(self, environment: str):
-        super().__init__("bits", "answers about the bits of slices", environment, SETTINGS.lock_wait_s)
+        super().__init__("bits", "answers about the bits of slices", environment, LOCK_WAIT_S)
         read, self._known = self._known, _SESSION.setdefault(environment, {})
         self._known |= read
 
@@ -47,7 +47,7 @@ class Answers(KeyedFile[bool]):
         if self.path is None:
             return {}
         try:
-            doc = parse_json(read_own(self.path, SETTINGS.file_most_bytes), str(self.path))
+            doc = parse_json(read_own(self.path, FILE_MOST_BYTES), str(self.path))
         except (OSError, FormatError) as e:
             log.debug("cache of the bits of slices passed over: %s", e)
             return {}

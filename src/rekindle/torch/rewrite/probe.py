@@ -16,9 +16,10 @@ import torch
 from torch import fx
 
 from ..costs.made_up import at_hand, undisturbed
-from ..costs.operator_calls import OperatorCall, call_of, span
+from ..costs.operator_calls import OperatorCall, call_of
 from ..operators.cuts import SUM, Cut
 from ..operators.known_bits import by_construction, can_be_probed, known
+from ..operators.memory_order import elements_spanned
 from ..tensors.op_tensors import tensors_in
 from ..tensors.precision import deterministic
 from .answers import Answers, environment
@@ -173,7 +174,7 @@ def _bytes(node: fx.Node, call: OperatorCall) -> int:
     """Bytes of the op's arguments and of its results, which are there two times at most."""
     ins = {id(t): t for t in tensors_in((call.args, call.kwargs))}.values()
     outs = tensors_in(node.meta["val"])
-    return sum(span(t) * t.element_size() for t in [*ins, *outs])
+    return sum(elements_spanned(t) * t.element_size() for t in [*ins, *outs])
 
 
 def _many_bits(node: fx.Node, call: OperatorCall) -> bool:

@@ -13,22 +13,14 @@ from torch import fx
 
 from ..capture.captured import Captured
 from ..operators.node_tensors import storage_bytes
+from ..operators.record import overloads
+from ..operators.table import OPERATORS
 from .editing import Editor
 
 aten = torch.ops.aten
 
-# op -> (argument that is read for its shape, argument that gives the stand-in its memory). The results of these kernels are
-# laid out as the first, so only contiguous tensors are replaced: a stand-in has no layout.
-SHAPE_ONLY: dict[Any, tuple[int, int]] = {
-    aten.max_pool2d_with_indices_backward.default: (1, 0),
-    aten.max_pool3d_with_indices_backward.default: (1, 0),
-    aten.avg_pool2d_backward.default: (1, 0),
-    aten.avg_pool3d_backward.default: (1, 0),
-    aten.nll_loss_backward.default: (1, 0),
-    aten.nll_loss2d_backward.default: (1, 0),
-}
-
-
+# op -> (argument that is read for its shape, argument that gives the stand-in its memory)
+SHAPE_ONLY = {target: op.shape_only for name, op in OPERATORS.items() if op.shape_only for target in overloads(name)}
 _STANDS_IN = "rekindle_stand_in"
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..operators.cut_rules import copies_gaps, wants_dense
 from ..operators.cuts import SUM, Cut, sliced_call, span
 from ..operators.memory_order import has_gaps
 from ..operators.rules import runnable
+from ..operators.table import copies_gaps, wants_dense
 from .random_arguments import with_tensors
 
 _INTS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes per element

@@ -15,9 +15,9 @@ import torch
 from torch import fx
 
 from ..capture.captured import Writing
-from ..operators.cut_rules import wants_dense
 from ..operators.cuts import SUM, sliced_call, tensor_arguments
 from ..operators.memory_order import has_gaps
+from ..operators.table import wants_dense
 from .closeness import SUMMED, UNPROVEN
 from .editing import Editor, Key
 from .over import Over, outside

@@ -13,14 +13,11 @@ from ...model.rewriting import SAVES, SLICES, WHERE_MOST_LETTERS, Dims, Rewrite
 from ...printed import printable
 from ..capture.captured import Captured
 from ..operators.node_tensors import storage_bytes, tensors_of
+from ..operators.record import overloads
+from ..operators.table import OPERATORS
 
-aten = torch.ops.aten
 # op that reads a smaller save -> (what is saved, of which layer)
-_SAVED = {
-    aten.threshold_backward.default: ("signs", "ReLU"),
-    aten.native_dropout_backward.default: ("masks", "dropout"),
-    aten.max_pool2d_with_indices_backward.default: ("offsets", "pool"),
-}
+_SAVED = {target: op.saved for name, op in OPERATORS.items() if op.saved for target in overloads(name)}
 
 
 def told(c: Captured, step: Rewrite) -> Rewrite:

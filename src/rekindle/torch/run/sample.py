@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..operators.node_tensors import elements_spanned
+from ..operators.memory_order import elements_spanned
 from ..private import negated_view
 from ..tensors import tree
 from ..tensors.op_tensors import storage_of

@@ -18,7 +18,7 @@ from ..capture.gradient_additions import additions, casts, unaliased
 from ..capture.lowered import Lowered, OpCall
 from ..operators import rules
 from ..operators.node_tensors import tensors_of
-from ..operators.overwrites import OVERWRITES
+from ..operators.table import OVERWRITES
 from ..situation.module_paths import printable
 from .expressions import Expressions, keyword_argument
 from .gradient_sums import handed_over

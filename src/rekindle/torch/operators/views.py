@@ -1,12 +1,20 @@
-"""Cuts of ops that move elements: views, copies, padding, joining, and tensors made of one number."""
+"""Ops that move elements: views, copies, padding, joining, and tensors made of one number. One record each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import accumulate
 from operator import mul
+from typing import Any
 
-from .cut_call import Call, Draft, Rule, alike, broadcast
+import torch
+
+from .corrected import of_base_alone
+from .cut_call import Call, Draft, Slice, alike, broadcast, shape_of_result
+from .record import EVERYWHERE, Operator
+from .strides import laid_out_as
+
+aten = torch.ops.aten
 
 
 def _view(call: Call) -> Iterator[Draft]:
@@ -39,9 +47,8 @@ def _permute(call: Call) -> list[Draft]:
 def _transpose(call: Call) -> list[Draft]:
     rank = len(call.out())
     order = list(range(rank))
-    a, b = (
-        call.values.get(name, d) for name, d in (("dim0", 0), ("dim1", -1))
-    )  # `t` names none, and may have one dimension
+    # `t` names none, and may have one dimension
+    a, b = (call.values.get(name, d) for name, d in (("dim0", 0), ("dim1", -1)))
     if rank:
         order[a], order[b] = order[b], order[a]
     return [Draft({"self": d}, (i,)) for i, d in enumerate(order)]
@@ -137,27 +144,68 @@ def _moved(call: Call) -> list[Draft]:
     return alike(call, [d for d in range(len(call.out())) if d not in moved])
 
 
-RULES: dict[str, Rule] = {
-    **dict.fromkeys(("view", "_unsafe_view", "reshape"), _view),
-    **dict.fromkeys(
-        ("detach", "alias", "lift_fresh", "lift_fresh_copy", "_to_copy", "copy", "fill", "expand"), broadcast
+# -- arguments of a slice ----------------------------------------------------------------------------------------------
+def _still_lost(part: Slice) -> dict[str, Any]:
+    """The dimensions that the whole loses; a slice may have one element where the whole has many, and keeps that dimension."""
+    shape = part.call.shape("self")
+    return {"dim": sorted(d for d in part.call.dims() if shape[d] == 1)}
+
+
+def _fewer_repeats(part: Slice) -> dict[str, Any]:
+    """Where the input is read whole, it is repeated less often."""
+    repeats, d = list(part.call["repeats"]), part.outs[0]
+    if isinstance(d, int) and part.ins["self"] is None:
+        repeats[d] = part.of(repeats[d])
+    return {"repeats": repeats}
+
+
+def _over_base(x: torch.Tensor, part: torch.Tensor, *where: Any, **kwargs: Any) -> torch.Tensor:
+    aten.slice.Tensor(x, *where, **kwargs).copy_(part)
+    return x
+
+
+_SIZE, _SIZES = shape_of_result("size"), shape_of_result("input_sizes")
+
+OPERATORS = {
+    "view": Operator(_view, _SIZE),
+    "_unsafe_view": Operator(_view, _SIZE, exact=EVERYWHERE),
+    "reshape": Operator(_view, shape_of_result("shape"), exact=EVERYWHERE),
+    **dict.fromkeys(("detach", "alias", "lift_fresh"), Operator(broadcast, renames=True)),
+    **dict.fromkeys(("lift_fresh_copy", "_to_copy", "copy", "fill"), Operator(broadcast, exact=EVERYWHERE)),
+    "clone": Operator(exact=EVERYWHERE),
+    "expand": Operator(broadcast, _SIZE),
+    **dict.fromkeys(("empty", "new_empty"), Operator(_made, _SIZE, unwritten=True)),
+    **dict.fromkeys(("empty_strided", "new_empty_strided"), Operator(_strided, _SIZE, unwritten=True)),
+    "empty_like": Operator(broadcast, unwritten=True),
+    "empty_permuted": Operator(unwritten=True),
+    **dict.fromkeys(("zeros", "ones", "full", "new_zeros", "new_ones", "new_full"), Operator(_made, _SIZE, exact=EVERYWHERE)),
+    **dict.fromkeys(("zeros_like", "ones_like", "full_like"), Operator(broadcast, exact=EVERYWHERE)),
+    "as_strided": Operator(_strided, _SIZE),
+    "permute": Operator(_permute),
+    "transpose": Operator(_transpose),
+    "t": Operator(_transpose),
+    "unsqueeze": Operator(_unsqueeze),
+    "squeeze": Operator(_squeeze, _still_lost),
+    "select": Operator(_take),
+    "unbind": Operator(_take),
+    "select_backward": Operator(_select_backward, _SIZES, exact=EVERYWHERE),
+    "select_scatter": Operator(_select_scatter, exact=EVERYWHERE, run=of_base_alone(aten.select.int)),
+    "split": Operator(_split),
+    "split_with_sizes": Operator(_split),
+    "slice": Operator(_slice),
+    "slice_backward": Operator(_slice, _SIZES, exact=EVERYWHERE),
+    "slice_scatter": Operator(
+        _slice, exact=EVERYWHERE, run=of_base_alone(aten.slice.Tensor),
+        over={aten.slice_scatter.default: {0: _over_base}},
     ),
-    **dict.fromkeys(("empty", "zeros", "ones", "full", "new_empty", "new_zeros", "new_ones", "new_full"), _made),
-    **dict.fromkeys(("empty_like", "zeros_like", "ones_like", "full_like"), broadcast),
-    **dict.fromkeys(("as_strided", "empty_strided", "new_empty_strided"), _strided),
-    "permute": _permute,
-    **dict.fromkeys(("transpose", "t"), _transpose),
-    "unsqueeze": _unsqueeze,
-    "squeeze": _squeeze,
-    **dict.fromkeys(("select", "unbind"), _take),
-    "select_backward": _select_backward,
-    "select_scatter": _select_scatter,
-    **dict.fromkeys(("split", "split_with_sizes"), _split),
-    **dict.fromkeys(("slice", "slice_backward", "slice_scatter"), _slice),
-    "cat": _cat,
-    "stack": _stack,
-    "repeat": _repeat,
-    "constant_pad_nd": _pad,
-    **dict.fromkeys(("tril", "triu"), _matrices),
-    **dict.fromkeys(("flip", "roll"), _moved),
-}
+    "diagonal_scatter": Operator(run=of_base_alone(aten.diagonal.default)),
+    "cat": Operator(_cat, exact=EVERYWHERE),
+    "stack": Operator(_stack, exact=EVERYWHERE),
+    "repeat": Operator(_repeat, _fewer_repeats, exact=EVERYWHERE),
+    "constant_pad_nd": Operator(_pad, exact=EVERYWHERE),
+    "tril": Operator(_matrices, exact=EVERYWHERE),
+    "triu": Operator(_matrices, exact=EVERYWHERE),
+    "flip": Operator(_moved, exact=EVERYWHERE),
+    "roll": Operator(_moved, exact=EVERYWHERE, strides=laid_out_as(0)),
+    "channel_shuffle": Operator(strides=laid_out_as(0)),
+}  # fmt: skip

@@ -1,25 +1,15 @@
-"""Cuts of reductions, of ops along one dimension, and of ops that read or write where an index says."""
+"""Ops that read or write where an index says: one record each."""
 
 from __future__ import annotations
 
 import torch
 
-from .cut_call import SUM, Call, Draft, Rule, Shape, aligned, others
+from .cut_call import Call, Draft, Shape, aligned
+from .losses import below
+from .record import EVERYWHERE, Given, Operator, Valid
 
 
-def _reduction(call: Call) -> list[Draft]:
-    """At the dimensions that stay; of several results, all have the same shape."""
-    shape, gone = call.shape("self"), call.dims()
-    keeps = bool(call.values.get("keepdim"))
-    kept = [d for d in range(len(shape)) if d not in gone]
-    return [Draft({"self": d}, (d if keeps else i,) * len(call.results)) for i, d in enumerate(kept)]
-
-
-def _sum(call: Call) -> list[Draft]:
-    """Also at the dimensions that go: a sum of the slices' sums."""
-    return _reduction(call) + [Draft({"self": d}, (SUM,)) for d in call.dims()]
-
-
+# -- cuts --------------------------------------------------------------------------------------------------------------
 def _gather(call: Call) -> list[Draft]:
     """At the dimension along which it gathers, each slice reads all; the index may leave out ends of other dimensions."""
     (along,) = call.dims()
@@ -84,19 +74,23 @@ def _index_put(call: Call) -> list[Draft]:
     return [Draft({"self": d, "values": aligned(values, whole, out)}, (d,)) for d, out in free.items()]
 
 
-RULES: dict[str, Rule] = {
-    **dict.fromkeys(("sum", "nansum", "count_nonzero"), _sum),
-    **dict.fromkeys(
-        ("mean", "amax", "amin", "max", "min", "argmax", "argmin", "any", "all", "prod", "logsumexp", "linalg_vector_norm",
-         "norm", "var", "std", "var_mean", "std_mean"), _reduction,
-    ),
-    **dict.fromkeys(
-        ("_softmax", "_log_softmax", "_safe_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "cumsum",
-         "cumprod", "sort", "topk", "glu", "glu_backward"), others,
-    ),
-    "gather": _gather,
-    **dict.fromkeys(("scatter", "scatter_add"), _scatter),
-    "index_select": _index_select,
-    "index": _index,
-    "index_put": _index_put,
-}  # fmt: skip
+# -- valid arguments ---------------------------------------------------------------------------------------------------
+def _below_size(x: Given) -> Valid:
+    return {("index", 0): below(x["self"].shape[x["dim"]] if x["self"].dim() else 1, x["index"])}
+
+
+def _below_sizes(x: Given) -> Valid:
+    return {
+        ("indices", i): below(x["self"].shape[i], t) for i, t in enumerate(x["indices"])
+        if t is not None and t.dtype not in (torch.bool, torch.uint8)
+    }  # fmt: skip
+
+
+OPERATORS = {
+    "gather": Operator(_gather, exact=EVERYWHERE, sample=_below_size),
+    "scatter": Operator(_scatter, sample=_below_size),
+    "scatter_add": Operator(_scatter, sample=_below_size),
+    "index_select": Operator(_index_select, exact=EVERYWHERE, sample=_below_size),
+    "index": Operator(_index, exact=EVERYWHERE, sample=_below_sizes),
+    "index_put": Operator(_index_put, sample=_below_sizes),
+}
