@@ -23,9 +23,9 @@ from .proposals import FEW_OPS, Source, proposed
 
 # Which searches begin anew. `BY_FLOPS` was measured (see above); the other numbers are guesses.
 BEAMS_MOST_OPS = 400  # on larger graphs no beams are asked for several peaks
-BEAM_MOST_STATES = 100  # states that these beams keep
+BEAM_MOST_STATES = 100  # states that a beam keeps
 BEAM_MOST_STATES_OPS2 = 5_000_000  # the most that states times ops squared (the time of a beam) may be
-BEAM_WAYS = tuple(  # (soft share, price, window) of these beams; see `beam.Way`
+BEAM_WAYS = tuple(  # (soft share, price, window) of each beam that is asked for several peaks; see `beam.Way`
     (soft, price, window) for soft in (0.9, 0.8) for price in (1.0, 3.0) for window in (1, 6)
 )
 BY_FLOPS = ("hierarchical", "storages")  # asked by FLOPs too, where the problem's cost is another one

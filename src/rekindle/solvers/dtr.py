@@ -33,8 +33,8 @@ from ..model.judge import simulate
 from ..model.schedule import Schedule
 from ..problem import Problem, register
 
-# Which budgets are simulated; guesses.
-BUDGETS = 16  # between the plain peak and the least one; half as many around a limit
+# The budgets that are simulated. The numbers are guesses.
+BUDGETS = 16  # budgets between the plain peak and the least peak; half as many around a limit
 LARGEST_SHARE, SMALLEST_SHARE = 1.1, 0.75  # of the limit: the largest and the smallest budget around it
 # A budget is given up after so many runs for each op, and some more, so that small graphs are not given up early.
 MOST_RUNS_PER_OP, SPARE_RUNS = 8, 100

@@ -52,9 +52,9 @@ def counted(x: Any, name: str, asked: Asked) -> Any:
 
 @contextlib.contextmanager
 def lengths_counted(names: dict[int, str], asked: Asked) -> Iterator[None]:
-    """Inside, `len` of one of these containers gives a number that records its uses, in this thread alone.
+    """A context in which `len(container)` gives this thread a number that records where forward uses it.
 
-    names : id of a container -> its name.
+    names : id of a container -> its name; `len` of other containers is as always.
     """
     plain, here = builtins.len, threading.get_ident()
 

@@ -78,7 +78,7 @@ class CompiledForward(SwitchedForward):
 
     @property
     def is_ready(self) -> bool:
-        """Whether calls of the shapes that were measured surely compile nothing."""
+        """Whether the code is known to be compiled, so that a measured call takes no memory for compiling."""
         return self.way is None
 
     def _make_call(self, model: nn.Module) -> Callable[..., Any]:

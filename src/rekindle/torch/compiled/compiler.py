@@ -15,7 +15,7 @@ from torch import fx
 def compile_graph(
     graph: fx.GraphModule, tensors: Sequence[torch.Tensor], settings: dict[str, Any]
 ) -> Callable[..., Any]:
-    """Compile a graph by Inductor, for tensors of these shapes; its backward is compiled too.
+    """Compile a graph and its backward by Inductor, for tensors of these shapes.
 
     settings : name of a setting of Inductor -> its value.
     """

@@ -23,10 +23,10 @@ from .kernel_calls import KernelCall, Like, batch_of, of_batch
 log = logging.getLogger(__name__)
 
 
-# Which kernels are run. All numbers are guesses.
-RUN_MOST_BYTES = 2**30  # a call whose tensors, and the memory that it usually takes, are larger is not run
-CALL_MOST_S = 1.0  # neither is one that takes longer by its roofline
-ALL_MOST_S = 4.0  # by their rooflines, of all calls that are run for one step
+# A kernel runs, to see its memory, if it keeps all three limits. The numbers are guesses.
+RUN_MOST_BYTES = 2**30  # of the tensors of one call and the memory that such a call usually takes
+CALL_MOST_S = 1.0  # seconds of one call, by its roofline
+ALL_MOST_S = 4.0  # seconds of all calls that run for one step, by their rooflines
 # A plain convolution runs for these batches first: its memory was affine in the batch in all of 8 that were compared for
 # batches up to 24. Kernels hardly exceed that line times the factor.
 SMALL_BATCHES = (2, 4)

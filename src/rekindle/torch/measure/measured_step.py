@@ -180,7 +180,7 @@ def used_up(parameters: Iterable[torch.Tensor]) -> contextlib.AbstractContextMan
 
 @contextlib.contextmanager
 def at_each_gradient(parameters: Iterable[torch.Tensor], then: Callable[[torch.Tensor], None]) -> Iterator[None]:
-    """Inside, `then` is called with each of these parameters whenever backward has handed its gradient over."""
+    """A context in which backward calls `then(parameter)` as soon as it has made the gradient of one of the parameters."""
     handles = [p.register_post_accumulate_grad_hook(then) for p in parameters]
     try:
         yield

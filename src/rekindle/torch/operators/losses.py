@@ -18,7 +18,7 @@ _NONE, _SUM = 0, 2  # values of the argument `reduction` of losses; 1 is a mean,
 
 # -- cuts --------------------------------------------------------------------------------------------------------------
 def _by_element(call: Call) -> list[Draft]:
-    """A loss of element by element: a sum of sums, or not reduced."""
+    """A loss that compares element with element: the sum of the sums of the slices, or a loss for each element."""
     if call["reduction"] == _NONE:
         return broadcast(call)
     return [replace(cut, outs=(SUM,)) for cut in alike(call, range(len(call.shape("self"))))
@@ -26,7 +26,7 @@ def _by_element(call: Call) -> list[Draft]:
 
 
 def _by_element_backward(call: Call) -> list[Draft]:
-    """The gradient of such a loss; that of a sum is one number."""
+    """The gradient of a loss that compares element with element. Where the loss is a sum, `grad_output` is one number."""
     return broadcast(call) if call["reduction"] in (_NONE, _SUM) else []
 
 

@@ -30,7 +30,7 @@ def where_it_fits(fits: Callable[..., bool], over: Callable[..., Any], op: Calla
 
 
 def in_place(name: str, *overloads: str) -> Overwrites:
-    """Each of these overloads by the same one of the op in place."""
+    """Each named overload of an op, replaced by the overload of the same name of its in-place form (`relu` by `relu_`)."""
     op, inplace = getattr(aten, name), getattr(aten, f"{name}_")
     return {getattr(op, x): {0: getattr(inplace, x)} for x in overloads or ("default",)}
 

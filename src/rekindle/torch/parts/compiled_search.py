@@ -125,12 +125,17 @@ def reference(
     if eager is None or eager.drew and not compile.draws_as_eager:
         return found, None
     apart = farthest(found, eager)
-    if apart > WAYS.half_most:
+    if is_far(apart):
         notices.warn(
             f"the step through torch.compile is {apart:.1e} of a tensor's largest element away from the step without it. "
             "rekindle.verify compares them; a plan without compile=True has the step's own numbers"
         )
     return found, apart
+
+
+def is_far(apart: float | None) -> bool:
+    """Whether the compiled step is so far from eager's that `reference` warns."""
+    return apart is not None and apart > WAYS.half_most
 
 
 def rounded(ours: Outcome, apart: float | None) -> Loose:

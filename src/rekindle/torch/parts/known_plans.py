@@ -38,7 +38,10 @@ VERSION = 1  # raise it whenever a request leads to another plan: plans that are
 
 
 def place(request: Request, s: Subject, found: Found) -> Path | None:
-    """The file that holds the plan of these stages; None: nothing is remembered of it, as where code runs outside of stages."""
+    """The file of the plan for a request whose stages were found.
+
+    None : such a plan is not remembered, as where parts of forward run outside of stages.
+    """
     folder, o = cache_folder("parts"), request.options
     if not o.cache or not request.check or request.turns is not None or found.staged is None or folder is None:
         return None

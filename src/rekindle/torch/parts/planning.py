@@ -21,8 +21,7 @@ from ..serve.verify import subject
 from ..tensors.precision import deterministic
 from ..tensors.sharded import class_name
 from . import compiled_finding, known_plans, refusals
-from .compiled_search import compiled_choices
-from .compiled_ways import SETTINGS as WAYS
+from .compiled_search import compiled_choices, is_far
 from .dividing import Dividing, Request
 from .finding import Finder, Found
 from .searching import search
@@ -63,10 +62,11 @@ def plan_parts(request: Request, found: Found | None = None, keeps_caches: bool 
             found.plain.insert(0, "layers that fill a key-value cache (config.use_cache=False lets them be planned)")
         if not choices.units:
             raise refusals.nothing(found.plain, request.error, how.compile is not None)
-        dividing = Dividing(request, s, found, choices)
-        in_one = _in_one_piece(request, s, found, keeps)
-        plan = dividing.plan(begin) if in_one is None else _better([dividing, in_one], begin)
-        if dividing.apart is None or dividing.apart <= WAYS.half_most:  # else the next start should warn again
+        tried = [Dividing(request, s, found, choices)]
+        if (in_one := _in_one_piece(request, s, found, keeps)) is not None:
+            tried.append(in_one)
+        plan = _better(tried, begin) if len(tried) > 1 else tried[0].plan(begin)
+        if not any(is_far(d.apart) for d in tried):  # else the next start should warn again
             known_plans.keep(path, plan)
         return plan
 
@@ -82,9 +82,7 @@ def _in_one_piece(request: Request, s: Subject, found: Found, keeps_caches: bool
         with without_caches(request.model, keeps_caches):
             whole = compiled_finding.in_one_piece(s, how, options.progress)
             choices = compiled_choices(s, whole, options, how.compile or CompileOptions(), False)
-    except (
-        Exception
-    ) as e:  # the compiler's errors have no common class; one piece may not fit the device where stages do
+    except Exception as e:  # the compiler's errors have no common class, and one piece may not fit the device
         log.debug("the model does not compile in one piece: %s", e)
         return None
     return Dividing(request, s, whole, replace(choices, keeps_caches=keeps_caches)) if choices.units else None

@@ -96,7 +96,7 @@ def build(lowered: Lowered, schedule: Schedule) -> Program:
 
 
 def running_frame(files: Container[str]) -> FrameType | None:
-    """The innermost frame in which this thread runs code of one of these files; None: there is none."""
+    """The innermost frame of this thread whose code is from one of the files; None if no frame is."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename not in files:
         frame = frame.f_back

@@ -49,7 +49,10 @@ class NewShapes:
         self._seen: frozenset[Any] = frozenset()
 
     def hint(self, shapes: Any) -> str:
-        """Note that a plan was made for a call of these shapes. Returns, once enough have come, how to meet fewer; else ""."""
+        """Note that a plan was made for a call of these shapes.
+
+        Returns a hint how to meet fewer shapes, at the call that brings the shape number `SHAPES_BEFORE_HINT`; else "".
+        """
         if len(self._seen) == SHAPES_BEFORE_HINT:  # the hint was given
             return ""
         self._seen |= {shapes}
