@@ -39,8 +39,8 @@ OPERATORS_HEAD = """# Operators in rewritten steps
 The operators of which Rekindle knows more than PyTorch tells, from their records in `torch/operators/`. Other operators that
 PyTorch marks as element-wise can run in slices too, and are probed.
 
-- **in slices**: the bits of the slices are the same by construction, the same for the shapes that were measured on a CPU (a
-  probe decides where it can run), or probed.
+- **in slices**: "same bits" by construction; "measured" for certain shapes on a CPU, and probed on the device at hand where a
+  probe can run; "probed": in slices only where a probe finds the same bits.
 - **over**: the result can be written over an argument.
 - **smaller save**: backward can read signs, masks or offsets in place of whole tensors, or an argument for its shape only.
 - **once**: the operator is never recomputed: another run may choose other elements.
@@ -141,19 +141,26 @@ def operators() -> str:
     """The page of operators: one row for each record that says something about rewrites."""
     import torch
 
-    from rekindle.torch.operators.record import EVERYWHERE, ON_CPU
+    from rekindle.torch.operators.record import EVERYWHERE, ON_CPU, Operator, overloads
     from rekindle.torch.operators.table import OPERATORS, rule_of
 
     exact = {EVERYWHERE: "same bits", ON_CPU: "same bits on a CPU", "": "probed"}
     rows = []
 
-    def is_cut(name: str) -> bool:
+    def in_slices(name: str, op: Operator) -> str:
         namespace, _, own = name.partition("::")
-        packet = getattr(getattr(torch.ops, namespace), own, None)
-        return packet is not None and any(rule_of(getattr(packet, x)) is not None for x in packet.overloads())
+        if not hasattr(getattr(torch.ops, namespace), own):  # a record may name operators of other libraries
+            return ""
+        functional = [x for x in overloads(name) if not x._schema.is_mutable]
+        if not any(rule_of(x) is not None for x in functional):
+            return ""
+        is_view = any(all(r.alias_info is not None for r in x._schema.returns) for x in functional if x._schema.returns)
+        if op.unwritten or is_view:
+            return exact[EVERYWHERE]
+        return "measured" if op.same_bits and not op.exact else exact[op.exact]
 
     for name, op in sorted(OPERATORS.items(), key=lambda item: item[0].partition("::")[2].strip("_")):
-        slices = "" if not is_cut(name) else "measured" if op.same_bits and not op.exact else exact[op.exact]
+        slices = in_slices(name, op)
         saved = op.saved[0] if op.saved else "shape" if op.shape_only else ""
         words = (slices, "yes" if op.over else "", saved, "yes" if op.selects else "")
         if any(words):

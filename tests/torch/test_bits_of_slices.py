@@ -18,7 +18,9 @@ import cut_cases_of_elements  # noqa: F401  its cases join the others
 from cost_nodes import node
 from cut_cases import CASES, F64, Maker, Sizes, node_of
 from rekindle.torch.operators.cuts import SUM, Cut, cuts_of
-from rekindle.torch.operators.known_bits import BY_CONSTRUCTION, KNOWN, by_construction, known
+from rekindle.torch.operators.known_bits import by_construction, known
+from rekindle.torch.operators.record import EVERYWHERE
+from rekindle.torch.operators.table import OPERATORS, record_of
 from rekindle.torch.rewrite import answers, probe, slice_runs
 from rekindle.torch.rewrite.probe import Bits, probed
 from rekindle.torch.rewrite.slice_runs import edges_of
@@ -72,7 +74,7 @@ def test_by_construction_holds_for_every_cut(name: str, sizes: Sizes, dtype: tor
 
 def test_every_op_by_construction_that_has_a_case_is_tried() -> None:
     tried = {CASES[name](Maker(Sizes()))[0]._schema.name for name in CASES if by_construction(case(name, Sizes(), F64))}
-    assert len(tried & BY_CONSTRUCTION) > 35
+    assert len(tried & {name for name, op in OPERATORS.items() if op.exact == EVERYWHERE}) > 35
     assert not {"aten::gelu_backward", "aten::sum", "aten::mm", "aten::convolution", "aten::scatter_add"} & tried
 
 
@@ -160,7 +162,9 @@ def test_batch_norms_are_cut_by_channel_into_copies() -> None:
 
 
 # -- the table of known ops ------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", [name for name in CASES if CASES[name](Maker(Sizes()))[0]._schema.name in KNOWN])
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if record_of(CASES[name](Maker(Sizes()))[0]._schema.name).same_bits]
+)
 @examples(8)
 @given(st.sampled_from((16, 32, 64)), st.sampled_from((16, 32)), st.sampled_from((12, 16)))
 def test_the_table_holds_for_sizes_as_in_models(name: str, channels: int, row: int, side: int) -> None:

@@ -1,6 +1,6 @@
 """A bound by Lagrangian relaxation, for graphs of any size: values live, or recomputed, at the first run of an op.
 
-A relaxation of the program of `staged` with one stage, by prices on memory at the op and on cost. The relaxed program falls
+A relaxation of the program of `staged` with one stage, by a price on cost, in bytes at the op. The relaxed program falls
 apart by value: each is saved or recomputed, at least price. Recomputing it takes its inputs, live then or recomputed too. An
 input that waits for its own sake at that time is free; the price of any other input is shared equally by the ops that read
 it (together no more than its price, so that the sum stays below the truth). The sum of all prices, less the price of the
@@ -29,7 +29,7 @@ WIDENINGS, HALVINGS = 60, 12  # times that the interval of the price of cost is 
 def lagrangian(graph: Graph, weights: np.ndarray, overhead: float, through: int | None = None) -> Bound:
     """A bound on the peak of every schedule whose extra cost is at most `overhead` of running each needed op once.
 
-    through : the op v; else the one that says most by itself.
+    through : the op; None: the one that says most by itself.
     """
     floor = at_overhead(graph, weights, overhead) if through is None else single_op(graph)
     op = floor.op if through is None else through
@@ -46,14 +46,14 @@ class Relaxed:
 
     def __init__(self, graph: Graph, weights: np.ndarray, op: int, extra: float):
         a = graph.arrays
-        since, read = kernel.needs(np.array([op], np.int64), graph.needed, a)
+        waits, read = kernel.needs(op, graph.needed, a)
         self.arrays = a
         producing = a.producer >= 0
         made = np.bincount(a.producer[producing], a.bytes[producing], len(graph.ops))
         again = graph.needed & a.recompute
         readers = np.bincount(a.in_ids[np.repeat(again, np.diff(a.in_ptr))], minlength=len(graph.values))
         share = 1 / np.maximum(1, readers)
-        self.program = kernel.Program(np.ascontiguousarray(weights, np.float64), made, share, since, read)
+        self.program = kernel.Program(np.ascontiguousarray(weights, np.float64), made, share, waits, read)
         self.own = float(working_set(graph, op))
         self.extra = extra
         once = float(weights[graph.needed].sum())
@@ -61,9 +61,8 @@ class Relaxed:
 
     def at(self, run_price: float) -> tuple[float, float]:
         """(bound, cost of runs again) at this price of cost."""
-        price = np.array([0.0, 1.0])
-        runs = kernel.run_prices(price, run_price, self.program, self.arrays)
-        total, spent = kernel.cheapest(price, run_price, runs, self.program, self.arrays)
+        prices = kernel.run_prices(run_price, self.program, self.arrays)
+        total, spent = kernel.cheapest(prices, self.program, self.arrays)
         return total + self.own - run_price * self.extra, spent
 
     def best(self) -> float:

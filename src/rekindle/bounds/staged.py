@@ -27,16 +27,14 @@ MARGIN = 2e-6  # HiGHS's tolerances, of the largest value or of all costs
 SLACK = 1e-5
 INFEASIBLE = 2  # `status` of scipy.optimize.milp
 
-
 # How large the programs are; guesses.
-PATH_OPS = 24  # ops at whose first runs memory is looked at: stages before the last one
 # Of the mixed-integer search: a count, so that all machines that are fast enough for the time limit give the same answer.
 MOST_BRANCHES = 2000
 HEAVY_SHARE = 0.999  # of all bytes: the largest values that together hold it are looked at
 
 
 def staged(
-    graph: Graph, weights: np.ndarray, overhead: float, stages: int = PATH_OPS, integer: bool = False,
+    graph: Graph, weights: np.ndarray, overhead: float, stages: int, integer: bool = False,
     seconds: float | None = None, through: int | None = None,
 ) -> Bound:  # fmt: skip
     """A bound on the peak of every schedule whose extra cost is at most `overhead` of running each needed op once.

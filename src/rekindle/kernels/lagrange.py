@@ -1,5 +1,4 @@
-"""The Lagrangian bound, value by value: each is saved from stage to stage at the price of memory, or recomputed at the price
-of a run."""
+"""The Lagrangian bound, value by value: each is saved while one op runs for the first time, or recomputed at a price."""
 
 from __future__ import annotations
 
@@ -11,162 +10,111 @@ from .compiled import entry
 
 
 class Program(NamedTuple):
-    """The relaxed program of one path of K ops, as the loops below take it.
+    """The relaxed program of one op, as the loops below take it. A byte that is live while the op runs costs 1.
 
     weights : float64 [ops]; the cost of one run.
     made : float64 [ops]; bytes that one run makes.
     share : float64 [values]; 1 / the number of ops that read the value and may run again.
-    since, read : see `needs`.
+    waits, read : see `needs`.
     """
 
     weights: np.ndarray
     made: np.ndarray
     share: np.ndarray
-    since: np.ndarray
+    waits: np.ndarray
     read: np.ndarray
 
 
 @entry
-def needs(path, needed, graph):
-    """(since int16 [values, K + 3], read bool [values, K + 2]) for a path of K ops; stages and path count from 1.
+def needs(op, needed, graph):
+    """(waits bool [values], read bool [values]): which values wait while an op runs for the first time, and which it reads.
 
-    The first run of an op lies in a window of stages: after all ops of the path that it depends on, and not after the
-    stage that ends with one that depends on it. There its inputs are present (live when the stage began, or made in
-    it), and so are its outputs then. since[v, e]: value v must have been present in that stage or later, before stage
-    e; 0: nowhere yet. read[v, k]: op k of the path reads v. O(edges + values K).
+    A value waits that must be present before that run has ended, and again after it: the ops before that make or read it
+    cannot run later, since the op depends on them, and the ops after it that make or read it, or the end of the step, cannot
+    come earlier. O(edges).
     """
-    size, producer, keep = graph.bytes, graph.producer, graph.keep
+    producer, keep = graph.producer, graph.keep
     in_ptr, in_ids, out_ptr, out_ids = graph.in_ptr, graph.in_ids, graph.out_ptr, graph.out_ids
-    workspace = graph.workspace
-    stages = len(path) + 1
-    place = np.zeros(len(workspace), np.int16)
-    for k in range(len(path)):
-        place[path[k]] = k + 1
-    early = np.ones(len(workspace), np.int16)
-    late = np.full(len(workspace), stages, np.int16)
-    for i in range(len(workspace)):
+    ops, values = len(graph.workspace), len(graph.bytes)
+    after = np.zeros(ops, np.bool_)  # the op depends on `op`
+    for i in range(ops):
         for j in range(in_ptr[i], in_ptr[i + 1]):
             p = producer[in_ids[j]]
-            if p >= 0:
-                early[i] = max(early[i], place[p] + 1 if place[p] else early[p])
-    since = np.zeros((len(size), stages + 2), np.int16)
-    read = np.zeros((len(size), stages + 1), np.bool_)
-    for i in range(len(workspace) - 1, -1, -1):
+            if p >= 0 and (p == op or after[p]):
+                after[i] = True
+    before = np.zeros(ops, np.bool_)  # `op` depends on the op, or is it
+    early, late = np.zeros(values, np.bool_), np.zeros(values, np.bool_)
+    read = np.zeros(values, np.bool_)
+    for i in range(ops - 1, -1, -1):
         if not needed[i]:
             continue
-        if place[i]:
-            late[i] = place[i]
+        if i == op:
+            before[i] = True
         for j in range(in_ptr[i], in_ptr[i + 1]):
             v = in_ids[j]
             if producer[v] >= 0:
-                late[producer[v]] = min(late[producer[v]], late[i])
-                since[v, late[i] + 1] = max(since[v, late[i] + 1], early[i])
-                read[v, place[i]] = True
-        # Outputs of an op of the path are there from the next stage on.
-        there = place[i] + 1 if place[i] else early[i]
-        end = place[i] + 1 if place[i] else late[i]
+                if before[i]:
+                    before[producer[v]] = True
+                    early[v] = True
+                late[v] = late[v] or after[i]
+                read[v] = read[v] or i == op
         for j in range(out_ptr[i], out_ptr[i + 1]):
             v = out_ids[j]
-            since[v, end + 1] = max(since[v, end + 1], there)
-            if keep[v]:
-                since[v, stages + 1] = stages
-    for v in range(len(size)):
-        for e in range(1, stages + 2):
-            since[v, e] = max(since[v, e], since[v, e - 1])
-    return since, read
+            early[v] = early[v] or (before[i] and i != op)
+            late[v] = late[v] or after[i] or i == op or keep[v]
+    return early & late, read
 
 
 @entry
-def run_prices(price, run_price, program, graph):
-    """float64 [ops, K + 2]: the price of recomputing each op in each stage, the price of having its inputs there included.
+def run_prices(run_price, program, graph):
+    """float64 [ops]: the price of recomputing each op after the one that is looked at, the price of its inputs included.
 
-    An input is live when the stage begins, or recomputed in it. Where an input does not wait for its own sake, `share` of
-    its price is charged to each op that reads it.
+    An input is live then, or recomputed too. Where an input does not wait for its own sake, `share` of its price is charged to
+    each op that reads it.
     """
-    weights, made, share = program.weights, program.made, program.share
-    since, read = program.since, program.read
-    size, producer = graph.bytes, graph.producer
-    in_ptr, in_ids = graph.in_ptr, graph.in_ids
-    workspace, recompute = graph.workspace, graph.recompute
-    n, last = since.shape[1] - 2, since.shape[1] - 1
-    prices = np.full((len(workspace), n + 1), np.inf)
-    for i in range(len(workspace)):
-        if not recompute[i]:
+    size, producer, in_ptr, in_ids = graph.bytes, graph.producer, graph.in_ptr, graph.in_ids
+    prices = np.full(len(graph.workspace), np.inf)
+    for i in range(len(prices)):
+        if not graph.recompute[i]:
             continue
-        prices[i] = run_price * weights[i]
+        prices[i] = run_price * program.weights[i]
         for j in range(in_ptr[i], in_ptr[i + 1]):
             u = in_ids[j]
             p = producer[u]
-            if p < 0 or size[u] == 0:
-                continue
-            for t in range(2, n + 1):
-                if not (0 < since[u, t] < since[u, last]) and not read[u, t - 1]:
-                    prices[i, t] += share[u] * min(price[t - 1] * size[u], prices[p, t] * size[u] / made[p])
+            if p >= 0 and size[u] > 0 and not program.waits[u] and not program.read[u]:
+                prices[i] += program.share[u] * min(float(size[u]), prices[p] * size[u] / program.made[p])
     return prices
 
 
 @entry
-def cheapest(price, run_price, prices, program, graph):
+def cheapest(prices, program, graph):
     """(least sum of prices, cost of recomputations).
 
-    price[k]: of a byte live just before the first run of op k of the path. run_price: of a unit of cost. prices: see
-    `run_prices`; the outputs of one op share the price of its run by their sizes.
-
-    Let F(e) be the least price, up to stage e, of a value that is present in stage e and has met its needs before. The
-    value was live a stage before; or it is recomputed, and was present before that at since[e] or later; or it was never
-    needed before e, and is made for the first time.
+    prices: see `run_prices`; the outputs of one op share the price of its run by their sizes.
     """
-    weights, made, share = program.weights, program.made, program.share
-    since, read = program.since, program.read
-    size, producer = graph.bytes, graph.producer
-    in_ptr, in_ids = graph.in_ptr, graph.in_ids
-    workspace = graph.workspace
-    stages = since.shape[1] - 2
+    weights, made = program.weights, program.made
+    size, producer, in_ptr, in_ids = graph.bytes, graph.producer, graph.in_ptr, graph.in_ids
     total, spent = 0.0, 0.0
-    least = np.zeros(stages + 1)
-    back = np.zeros(stages + 1, np.int64)
-    again = np.zeros((len(workspace), stages + 1))
+    again = np.zeros(len(prices))  # how often each op is recomputed
     for v in range(len(size)):
-        end = since[v, stages + 1]
-        if size[v] == 0 or end == 0 or since[v, end] == 0:
+        if size[v] == 0 or not program.waits[v]:
             continue
         p = producer[v]
         part = size[v] / made[p]
-        at = end
-        for e in range(1, stages + 1):
-            first = since[v, e]
-            if first == end:
-                break
-            back[e] = 0
-            least[e] = 0.0
-            if first:
-                stay = least[e - 1] + (0.0 if read[v, e - 1] else price[e - 1] * size[v])
-                best = first
-                for j in range(first + 1, e):
-                    if least[j] < least[best]:
-                        best = j
-                anew = least[best] + prices[p, e] * part
-                back[e] = -1 if stay <= anew else best
-                least[e] = min(stay, anew)
-            if e > end and least[e] < least[at]:
-                at = e
-        total += least[at]
-        while back[at]:
-            if back[at] > 0:
-                again[p, at] += part
-                at = back[at]
-            else:
-                at -= 1
-    for i in range(len(workspace) - 1, -1, -1):
-        for t in range(2, stages + 1):
-            if again[i, t] == 0:
+        stay = 0.0 if program.read[v] else float(size[v])
+        anew = prices[p] * part
+        if stay > anew:
+            again[p] += part
+        total += min(stay, anew)
+    for i in range(len(prices) - 1, -1, -1):
+        if again[i] == 0:
+            continue
+        spent += again[i] * weights[i]
+        for j in range(in_ptr[i], in_ptr[i + 1]):
+            u = in_ids[j]
+            p = producer[u]
+            if p < 0 or size[u] == 0 or program.waits[u] or program.read[u]:
                 continue
-            spent += again[i, t] * weights[i]
-            for j in range(in_ptr[i], in_ptr[i + 1]):
-                u = in_ids[j]
-                p = producer[u]
-                if p < 0 or size[u] == 0 or 0 < since[u, t] < since[u, stages + 1] or read[u, t - 1]:
-                    continue
-                if price[t - 1] * size[u] > prices[p, t] * size[u] / made[p]:
-                    again[p, t] += share[u] * again[i, t] * size[u] / made[p]
+            if size[u] > prices[p] * size[u] / made[p]:
+                again[p] += program.share[u] * again[i] * size[u] / made[p]
     return total, spent

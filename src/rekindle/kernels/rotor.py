@@ -176,7 +176,7 @@ def _slots(size, unit):
 
 @inner
 def stages_of(levels, level):
-    """The `rotor.Stages` of a level. levels : `Stages` with one more axis, the first."""
+    """The `Stages` of one level. levels : `Stages` with one more axis, the first."""
     return Stages(
         levels.hold[level], levels.passing[level], levels.gradient[level], levels.skip_time[level], levels.saved[level],
         levels.save_peak[level], levels.save_time[level], levels.alone_peak[level], levels.alone_time[level],
@@ -186,7 +186,7 @@ def stages_of(levels, level):
 
 @entry
 def solve(levels, enter, unit, slots):
-    """float64 [levels, n (n + 1) / 2, slots + 1]: C(l, s, t, m) in row `row(s, t)`.
+    """float64 [levels, n (n + 1) / 2, slots + 1]: C(l, s, t, m) in row `row(s, t)`; infinite where m is too little.
 
     enter : float64 [levels, levels, n + 1]; [l, k, s] is the cost for stages 0 to s - 1 to come from level l to k > l.
     """

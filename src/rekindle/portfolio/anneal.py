@@ -121,7 +121,7 @@ class Polish:
     def press(self, starts: list[Entry], changes_each: int | None = None) -> list[Entry]:
         """Lower the peak of each of `starts` at its cost; all entries are of the whole graph.
 
-        changes_each : for each start, the same whatever the others are; None: all starts share `press_changes`.
+        changes_each : for each start, the same whatever the others are; None: all starts share `PRESS_CHANGES`.
         """
         if self._empty:
             return []

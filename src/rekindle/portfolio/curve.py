@@ -16,7 +16,7 @@ from . import anew, proposals, recent, small, way_down
 from .anneal import Polish
 from .hierarchical import Levels
 from .proposals import large
-from .running import tell
+from .running import teller
 from .storages import Search
 
 # How the curve is looked at; guesses. The second number of each is for large graphs.
@@ -92,13 +92,14 @@ class Curve:
         found = self.entries
         if problem.coarse or not len(self.search.points.reduced.candidates):
             return found
-        tell(problem, found)
+        tell = teller(problem)
+        tell(found)
         for k in range(len(self.cells) - 2, -1, -1):
             if problem.time_left <= 0:
                 break
             if self._may_help(problem, choose(problem, found)[0], k):
                 found = pareto(found + self._look(replace(problem, whole=False), k))
-                tell(problem, found)
+                tell(found)
         return found
 
     def _may_help(self, problem: Problem, best: Entry, k: int) -> bool:

@@ -48,7 +48,7 @@ ASKED: dict[str, Solve] = {
 }
 
 
-# Which solvers propose schedules for which graphs. The sizes are guesses.
+# Which solvers propose schedules for which graphs. The sizes are guesses, but for those of small peaks (see below).
 BRIEF = ("min-cut",)  # asked with less effort than "thorough": each further one is compiled, and gains next to nothing
 THOROUGH = ("min-cut", "feng", "hong-exact")  # asked with effort "thorough"
 THOROUGH_NOT_LARGE = ("chen-sqrt", "kusumoto")  # asked with effort "thorough" too, except on large graphs
@@ -67,7 +67,7 @@ SMALL = ("revolve", "chen-recursive", "feng", "min-cut")
 
 
 def large(problem: Problem) -> bool:
-    """Whether even fast solvers take their time, so that only the most useful ones are asked."""
+    """Whether even fast solvers take their time, so that only the most useful ones are asked, and no entry is pressed."""
     return len(problem.graph.ops) > LARGE_OPS
 
 

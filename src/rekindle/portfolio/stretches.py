@@ -21,6 +21,7 @@ answers stays.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -34,7 +35,7 @@ from . import proposals, recent, way_down
 from .anneal import Polish
 from .focus import Focus
 from .hierarchical import Levels
-from .running import in_threads, tell
+from .running import in_threads, teller
 
 # How the curve is cut, and how far its answers are pressed. All are guesses.
 SHARES = (  # of the plain step's activation peak: ends of stretches
@@ -110,13 +111,14 @@ class Stretches:
         """The entries that serve the problem's goal, in order of falling peak; all there are for the whole frontier."""
         if problem.whole:
             return self._everything(problem)
+        tell = teller(problem)
         if problem.limit is not None:
-            found = self._within(problem, problem.limit - problem.graph.resident_bytes)
+            found = self._within(problem, problem.limit - problem.graph.resident_bytes, tell)
         elif problem.max_overhead is not None:
-            found = self._below(problem, problem.max_overhead * problem.base_cost)
+            found = self._below(problem, problem.max_overhead * problem.base_cost, tell)
         else:
             found = self._least(problem)
-        tell(problem, found)
+        tell(found)
         return found
 
     # -- goals ---------------------------------------------------------------------------------------------------------
@@ -135,10 +137,10 @@ class Stretches:
                 found += self._look(replace(problem, whole=False).part(1 / (len(in_turn) - i)), k)
         return pareto(found)
 
-    def _within(self, problem: Problem, room: float) -> list[Entry]:
+    def _within(self, problem: Problem, room: float, tell: Callable[[list[Entry]], None]) -> list[Entry]:
         """Entries for a budget of `room` bytes."""
         k = self._stretch(problem, room)
-        tell(problem, self.seeds)
+        tell(self.seeds)
         reach = room * (1 + NEAR_SHARE)
         found = self._allowed(problem, k, reach)
         if k < len(self.cells) - 2 and reach > self.cells[k + 1]:  # what misses the goal may lie in the next stretch
@@ -150,11 +152,11 @@ class Stretches:
         near = [e for e in found if room < e.peak <= room * (1 + NEAR_SHARE) and e.extra < best]
         return pareto(found + self._press(problem, near))
 
-    def _below(self, problem: Problem, extra: float) -> list[Entry]:
+    def _below(self, problem: Problem, extra: float, tell: Callable[[list[Entry]], None]) -> list[Entry]:
         """Entries for the least peak within an extra cost."""
         extra += EPS * problem.base_cost
         found = list(self.seeds)
-        tell(problem, found)
+        tell(found)
         k = self._stretch(problem, _smallest(found, extra))
         floor = bounds.at_overhead(problem.graph, problem.weights, problem.max_overhead or 0.0).bytes
         while True:

@@ -33,8 +33,8 @@ from .chen_recursive import recursive
 # How many plans are proposed; guesses.
 MOST_PASSES = 16  # a plan that passes a step more often, on average, is not proposed
 CANDIDATES = 48  # numbers of states that are tried, about
-LONG_STAGES = 512  # of a long chain; it is tried with room for every state, and then with few states
-LONG_STATES = 128  # the most states that a long chain is then tried with
+LONG_STAGES = 512  # a chain of more stages is long: it is tried with room for every state, and with few states
+LONG_STATES = 128  # the most states that a long chain is tried with, beside room for every state
 
 
 @register(

@@ -12,7 +12,7 @@ from ..kernels.modes import HOLD, KEEP, TRANSIENT, Scratch, expand, new_scratch
 from ..kernels.order import hoist
 from .blocks import Block
 
-# Numbers of freed values that are tried, about: spread over all candidates, and over those that cost anything; a guess.
+# About so many numbers of freed values are tried, once over all candidates and once over those that cost anything. A guess.
 DROP_COUNTS = 8
 
 

@@ -26,7 +26,8 @@ from ..model.graph import Graph
 
 # Sizes that decide what becomes a vertex; guesses.
 LIGHT_SHARE = 1 / 50  # of the bytes that forward makes: a side input of at most that is light
-SMALL_SHARE = 1 / 16  # of the bytes that forward reads of an op's outputs: as many for backward alone are small
+# Of the bytes of an op's outputs that forward reads: outputs for backward alone of at most that many bytes are small.
+SMALL_SHARE = 1 / 16
 
 
 @dataclass(frozen=True)

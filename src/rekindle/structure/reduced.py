@@ -17,7 +17,7 @@ from ..kernels.order import Regions
 from ..model.graph import Graph
 from .saved import Dropping
 
-NEGLIGIBLE_SHARE = 0.001  # of the bytes that all ops make; a guess
+NEGLIGIBLE_SHARE = 0.001  # of the bytes that all ops make: smaller values are left out; a guess
 
 
 class Reduced:

@@ -53,15 +53,17 @@ class Saving:
         return f"rekindle.saving/{VERSION} {self.saves}"
 
     def _saved(self, graph: fx.Graph, forward: Collection[fx.Node]) -> set[fx.Node]:
-        packet = {n: getattr(_operator(n), "overloadpacket", None) for n in graph.nodes if n in forward}
-        products = [n for n, p in packet.items() if p in PRODUCTS]
         if self.saves == "all":
             return set(forward)
+        packet = {n: getattr(_operator(n), "overloadpacket", None) for n in graph.nodes if n in forward}
+        products = [n for n, p in packet.items() if p in PRODUCTS]
         if self.saves == "products":
             return set(products)
         if self.saves == "attention":
             return {n for n in products if "attention" in str(packet[n])}
-        return _costly(products, graph, forward) if self.saves == "costly" else set()
+        if self.saves == "costly":
+            return _costly(products, graph, forward)
+        return set()  # the inputs alone, of a part or of its blocks
 
 
 def mark_block(node: fx.Node, number: int) -> None:

@@ -38,9 +38,7 @@ CALL_MOST_S = 1.5
 SURE_S = 0.1
 LATER_ROUNDS_MOST = 6
 AGREE_RATIO = 1.05  # a call whose two least rounds are within this factor of each other is not timed again
-LIGHT_SHARE = (
-    0.01  # calls that together make up this share of the step, the lightest ones, are not timed in later rounds
-)
+LIGHT_SHARE = 0.01  # the lightest calls, which together make up this share of the step, are not timed in later rounds
 SPREAD_ONCE = 1.0  # the spread assumed of a call that ran in one round alone
 ROUND_S = 0.003  # a round runs a call for about so long, this many times:
 RUNS_LEAST, RUNS_MOST = 2, 8

@@ -29,6 +29,7 @@ from ..operators.eager_strides import eager_strides
 from ..private import FakeTensorMode, disable_autocast
 from ..run.shared_casts import block_of_its_own
 from ..situation.kept import kept
+from ..situation.module_paths import paths_followed
 from ..tensors.loss import default_loss
 from .kernel_memory import KernelMemory
 from .optimizer_twin import OptimizerTwin
@@ -129,7 +130,7 @@ def _run(t: Twin, o: StepOptions, memory: KernelMemory) -> SteppedTwin:
     consumed = used_up(parameters if o.gradients == "consumed" else [])
     with undone, block_of_its_own(), _surroundings(t, o), watch.gradients_counted(counted), consumed, watch:
         with t.mode:
-            with watch.paths.followed(model), t.known_values():
+            with paths_followed(model, watch.paths.note), t.known_values():
                 result = model(*t.args, **t.kwargs)
             value = o.loss(result) if o.loss else default_loss(result, (t.args, t.kwargs), t.inputs)
             torch.clear_autocast_cache()  # as a loop does that leaves autocast before backward

@@ -17,7 +17,7 @@ from ..tensors.op_tensors import storage_of, tensors_in
 
 @dataclass(frozen=True)
 class Like:
-    """The shape, strides and type of a tensor. number : of the tensor in its call; one that is passed twice has one."""
+    """The shape, strides and type of a tensor. number : of the tensor in its call, the same wherever the tensor is passed."""
 
     number: int
     shape: tuple[int, ...]

@@ -36,7 +36,7 @@ ABOVE_LINE = 1.3
 class KernelMemory:
     """Knows the bytes that kernels of the CPU take beside inputs and results.
 
-    counts : whether the step is for a CPU; kernels of a GPU are not run here, and take nothing that is known.
+    counts : whether the step is for a CPU. Else no kernel is run, and `StepWatch` notes no call to ask about.
     """
 
     def __init__(self, counts: bool = True) -> None:

@@ -25,13 +25,14 @@ class OptimizerTwin:
     def __init__(self, twin: Twin, given: Any, on_gpu: bool) -> None:
         self.refused = ""
         self._optimizers: list[Optimizer] = []
+        trained: list[torch.Tensor] = []
         try:
             self._optimizers = list(_made(twin, given, on_gpu))
+            trained = [p for o in self._optimizers for g in o.param_groups for p in g["params"] if p.requires_grad]
+            for p in trained:
+                p.grad = torch.empty_like(p)
         except Exception as e:  # an optimizer may do anything
             self._refuse(e)
-        trained = [p for o in self._optimizers for g in o.param_groups for p in g["params"] if p.requires_grad]
-        for p in trained:
-            p.grad = torch.empty_like(p)
         self.step()
         for p in trained:
             p.grad = None

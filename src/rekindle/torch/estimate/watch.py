@@ -18,7 +18,6 @@ from ..measure.measured_step import at_each_gradient
 from ..measure.memory import Storages
 from ..operators.node_tensors import describe
 from ..private import OpOverload, backward_node_number, sequence_number
-from ..situation.module_paths import paths_followed
 from ..tensors.op_tensors import storage_of, storages_of, tensors_in
 from .kernel_calls import KernelCall, kernel_call, may_take_memory
 from .kernel_memory import KernelMemory, result_sizes, sizes_unknown
@@ -154,11 +153,8 @@ class Paths:
         self._from: list[int] = []  # numbers of autograd nodes, rising
         self._paths: list[str] = []  # the module of the nodes from each number on
 
-    def followed(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Inside, calls of the model's submodules are noticed."""
-        return paths_followed(model, self._note)
-
-    def _note(self, path: str) -> None:
+    def note(self, path: str) -> None:
+        """Note that the module with this path runs now."""
         self._now = path
         self._from.append(sequence_number())
         self._paths.append(path)

@@ -7,6 +7,7 @@ on real tensors only.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import gc
 import weakref
@@ -33,7 +34,7 @@ class Peak:
     peak_bytes : the most bytes at once: of the storages that the step made, after any operator, or of the allocator above its
         level at entry.
     left_bytes : bytes after the step, counted likewise; below zero if it freed more than it allocated.
-    peak_op : the operator after which most storages lived; "" of an allocator, which no operator reads.
+    peak_op : the operator after which the storages took most bytes; "" where an allocator was read, which names none.
     """
 
     peak_bytes: int
@@ -206,9 +207,7 @@ class Levels:
         marks = sorted((begin, name.removeprefix(PREFIX)) for name, (begin, _) in log.marks.items())
         level, at = 0, 0
         for begin, name in [*marks, (None, "")]:
-            until = at
-            while until < len(log.events) and (begin is None or log.events[until][0] < begin):
-                until += 1
+            until = len(log.events) if begin is None else bisect.bisect_left(log.events, (begin,))
             peak, end = peak_and_end(delta for _, delta in log.events[at:until])
             self.found.append(Level(name, level + end, level + peak))
             level, at = level + end, until

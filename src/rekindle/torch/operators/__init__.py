@@ -5,6 +5,7 @@
 they are defined (`small_saves`, `pool_offsets`, `random_in_place`). `table` joins them. To teach Rekindle an operator, add an
 entry to its family.
 
-The functions that records name come from `cut_call` (cuts), `strides`, `overwrites` and `corrected`. Other rooms ask `rules`
-(may it run again?), `cuts`, `known_bits` (which slices have the bits of the whole?), `flops`, `eager_strides` and `table`.
+Functions that records of several families name come from `cut_call` (cuts), `strides`, `overwrites` and `corrected`. Other
+rooms mostly ask `rules` (may it run again?), `cuts`, `known_bits` (which slices have the bits of the whole?), `flops`,
+`eager_strides` and `table`.
 """

@@ -29,10 +29,8 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 # Limits of the GPU's kernels, in PyTorch's source.
-FLASH_CAPABILITY = (
-    8,
-    0,
-)  # least compute capability for flash attention, and for bfloat16 in memory-efficient attention
+# Least compute capability for flash attention, and for bfloat16 in memory-efficient attention.
+FLASH_CAPABILITY = (8, 0)
 FLASH_HEAD_MOST, FLASH_HEAD_MULTIPLE = 256, 8  # elements of the largest head; heads are padded to a multiple
 TENSOR_CORE_BYTES = 16  # heads must fill lines of so many bytes where tensor cores are used
 BIAS_MULTIPLE = 8  # elements: strides of a bias are padded to a multiple

@@ -141,8 +141,10 @@ def span(n: int, begin: int, end: int, size: int) -> tuple[int, int]:
 
 
 class Slicing:
-    """How an op is cut into slices. edges : units at which slices begin, and the end. sizes : of the slices of the
-    first argument that is cut."""
+    """A cut with the places where its slices begin, as the rules about bits see it.
+
+    edges : units at which slices begin, and the end.
+    """
 
     def __init__(self, node: fx.Node, cut: Cut, edges: Sequence[int]):
         self.call, self.cut, self.edges = Call(node), cut, edges

@@ -13,14 +13,13 @@ from typing import Any
 import torch
 
 from ..private import FakeTensor, FakeTensorMode, tree_flatten, tree_unflatten
-from .record import overloads
 from .strides import result_strides
-from .table import OPERATORS
+from .table import by_overload
 
 aten = torch.ops.aten
 
 # Op -> the rule in its record.
-STRIDES = {op: facts.strides for name, facts in OPERATORS.items() if facts.strides for op in overloads(name)}
+STRIDES = by_overload("strides")
 
 # Ops tagged as element-wise that keep the strides of their argument.
 _KEEPS = {aten.clone.default, aten._to_copy.default}

@@ -1,7 +1,8 @@
 """Ops whose slices are known, without a run, to give the bits of the whole op: by construction, or as measured before.
 
-`BY_CONSTRUCTION` holds on every device. `KNOWN` was measured on a CPU (float32, AVX-512, one and two threads, 2 to 8 slices),
-and counts where nothing can run, and for steps that are planned without tensors: there all figures are modelled.
+`Operator.exact` says which are by construction. `Operator.same_bits` was measured on a CPU (float32, AVX-512, one and two
+threads, 2 to 8 slices), and counts where nothing can run, and for steps that are planned without tensors: there all figures
+are modelled.
 """
 
 from __future__ import annotations
@@ -16,14 +17,10 @@ from .cut_call import Call, Cut, Slicing, broadcast
 from .node_tensors import is_view
 from .record import BY_ELEMENT, BY_ROW, EVERYWHERE, ON_CPU
 from .rules import UNWRITTEN
-from .table import OPERATORS, record_of, rule_of
+from .table import record_of, rule_of
 
 _THREADS = 64  # for machines that are not known
 _ONE_MORE = "alpha"  # a factor in an addition: some kernels round the product, and others do not
-
-BY_CONSTRUCTION = frozenset(name for name, op in OPERATORS.items() if op.exact == EVERYWHERE)
-_ON_CPU = frozenset(name for name, op in OPERATORS.items() if op.exact == ON_CPU)
-KNOWN = {name: op.same_bits for name, op in OPERATORS.items() if op.same_bits is not None}
 
 
 def by_construction(node: fx.Node) -> bool:
@@ -42,14 +39,15 @@ def by_construction(node: fx.Node) -> bool:
         or call.values.get("rounding_mode")
     ):
         return False
-    return call.name in BY_CONSTRUCTION or (call.name in _ON_CPU and all(t.device.type == "cpu" for t in results))
+    exact = record_of(call.name).exact
+    return exact == EVERYWHERE or exact == ON_CPU and all(t.device.type == "cpu" for t in results)
 
 
 def known(node: fx.Node, cut: Cut, edges: Sequence[int]) -> bool | None:
     """Whether the table says that slices of the op have the bits of the whole; of ops that are not in it, they have not. None:
     it depends on the op's shapes and on the machine, so that a run alone tells."""
     q = Slicing(node, cut, edges)
-    rule = KNOWN.get(q.call.name)
+    rule = record_of(q.call.name).same_bits
     if rule is not None:
         return rule(q)
     return rule_of(node.target) is broadcast and q.in_whole_vectors(_THREADS)

@@ -72,6 +72,7 @@ def _fewer_groups(part: Slice) -> dict[str, Any]:
     return {name: part.of(part.call[name]) for name in names}
 
 
+# -- bits of slices ----------------------------------------------------------------------------------------------------
 def _contiguous(q: Slicing) -> bool:
     """The slices of contiguous tensors had the bits of the whole."""
     return q.contiguous()

@@ -1,6 +1,6 @@
 """Ops that compute each element of their results from the elements at its place, dropouts among them: one record each.
 
-Torch tags most of them as element-wise, which says how they are cut; records have a rule for those that it does not tag.
+Torch tags most of them as element-wise, which says how they are cut; records have a rule for some that it does not tag.
 """
 
 from __future__ import annotations

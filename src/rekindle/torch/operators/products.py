@@ -136,10 +136,14 @@ OPERATORS = {
     ),
     "mkldnn_rnn_layer": Operator(run=in_grad_mode),
     "_efficient_attention_backward": Operator(on_host=_SEEDS, sample=_seeds_on_host),
+    **{
+        name: replace(_ATTENTION, flops=_with_equal_heads(getattr(aten, name), query))
+        for name, query in (
+            ("_scaled_dot_product_flash_attention", _FORWARD),
+            ("_scaled_dot_product_flash_attention_backward", _BACKWARD),
+            ("_scaled_dot_product_cudnn_attention", _FORWARD),
+            ("_scaled_dot_product_cudnn_attention_backward", _BACKWARD),
+            ("_scaled_dot_product_efficient_attention", _FORWARD),
+        )
+    },
 }
-for _name, _query in (
-    ("_scaled_dot_product_flash_attention", _FORWARD), ("_scaled_dot_product_flash_attention_backward", _BACKWARD),
-    ("_scaled_dot_product_cudnn_attention", _FORWARD), ("_scaled_dot_product_cudnn_attention_backward", _BACKWARD),
-    ("_scaled_dot_product_efficient_attention", _FORWARD),
-):  # fmt: skip
-    OPERATORS[_name] = replace(_ATTENTION, flops=_with_equal_heads(getattr(aten, _name), _query))

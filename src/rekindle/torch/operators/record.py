@@ -34,7 +34,7 @@ class Operator:
         are approximated, by one formula in vectors, by another alone.
     same_bits : whether slices have the bits of the whole, as measured on a CPU (see `known_bits`).
     vectors : its kernels go through memory in vectors: element by element, or along the last dimension, whichever dimension
-        they add up.
+        they add up; "": neither is known.
     sample : valid arguments in place of random numbers, for those that other operators make for this one.
     positive : it takes positive numbers.
     on_host : arguments that a GPU's kernel reads on the host, where the forward op left them, though fake tensors place them on
@@ -78,7 +78,8 @@ class Operator:
 
 def overloads(name: str) -> list[Any]:
     """The overloads of an operator with this full name, such as "aten::add", but for those that write into a given result."""
-    packet = getattr(torch.ops.aten, name.removeprefix("aten::"))
+    namespace, _, own = name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), own)
     found = [getattr(packet, x) for x in packet.overloads()]
     return [op for op in found if not any(a.is_out for a in op._schema.arguments)]
 

@@ -12,13 +12,12 @@ from torch import fx
 from ..private import OpOverload
 from .corrected import fitted
 from .own_ops import NAMESPACE, plain_function
-from .record import overloads
-from .table import OPERATORS
+from .table import OPERATORS, by_overload
 
 aten = torch.ops.aten
 
 # Ops whose result is their input under a new name.
-PASS_THROUGH = {target for name, op in OPERATORS.items() if op.renames for target in overloads(name)}
+PASS_THROUGH = {*by_overload("renames")}
 
 # Ops that allocate memory and write nothing to it; all overloads.
 UNWRITTEN = {getattr(aten, name.removeprefix("aten::")) for name, op in OPERATORS.items() if op.unwritten}
@@ -83,7 +82,7 @@ def must_save(target: Any, devices: set[str]) -> bool:
     )
 
 
-_RUNS = {target: op.run for name, op in OPERATORS.items() if op.run is not None for target in overloads(name)}
+_RUNS = by_overload("run")
 OVERSIZED = {target for target, run in _RUNS.items() if run is fitted}  # their kernels compute in a larger storage
 
 

@@ -2,8 +2,6 @@
 
 In a dimension of size 1 any stride is valid, and the shape rules for fake tensors choose other ones than the kernels. A batch
 norm or convolution that reads the result chooses its algorithm by these strides, and would round differently.
-
-Source: aten/src/ATen/TensorIterator.cpp (fast set-up, order of dimensions, strides of outputs), restated in Python.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ Shape = tuple[int, ...]
 Strides = Callable[[int, torch.Tensor, Sequence[Any]], tuple[int, ...]]
 
 
-# -- rules that records name: each gives a value of `Operator.strides` -------------------------------------------------
+# -- values of `Operator.strides`, and functions that give one ----------------------------------------------------------
 def contiguous(i: int, out: torch.Tensor, args: Sequence[Any]) -> tuple[int, ...]:
     """All results are contiguous."""
     return tuple(make_contiguous_strides_for(out.shape))
@@ -77,6 +75,7 @@ def _has_no_gaps(t: torch.Tensor) -> bool:
 
 
 # -- element-wise kernels ----------------------------------------------------------------------------------------------
+# Source: aten/src/ATen/TensorIterator.cpp (fast set-up, order of dimensions, strides of outputs), restated in Python.
 def result_strides(shape: Shape, operands: Sequence[torch.Tensor]) -> tuple[int, ...]:
     """Strides of a new result of this shape, in elements.
 

@@ -14,7 +14,7 @@ from .overwrites import FITS
 from .own_ops import NAMESPACE
 from .pool_offsets import OPERATORS as POOL_OFFSETS
 from .random_in_place import OPERATORS as DRAWS
-from .record import Operator
+from .record import Operator, overloads
 from .small_saves import OPERATORS as SMALL_SAVES
 
 _FAMILIES = (norms, convolutions, products, pools, losses, reductions, indexing, views, pointwise)
@@ -28,6 +28,12 @@ _UNKNOWN = Operator()
 RULES: dict[str, Rule] = {name: op.cut for name, op in OPERATORS.items() if op.cut is not None}
 # op -> {position of an argument: call that writes over it}
 OVERWRITES = {target: calls for op in OPERATORS.values() for target, calls in op.over.items()}
+
+
+def by_overload(field: str) -> dict[Any, Any]:
+    """Overload of an operator -> this field of its record, where the record has it."""
+    given = {name: getattr(op, field) for name, op in OPERATORS.items()}
+    return {target: x for name, x in given.items() if x for target in overloads(name)}
 
 
 def record_of(name: str) -> Operator:

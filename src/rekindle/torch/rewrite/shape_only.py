@@ -13,14 +13,13 @@ from torch import fx
 
 from ..capture.captured import Captured
 from ..operators.node_tensors import storage_bytes
-from ..operators.record import overloads
-from ..operators.table import OPERATORS
+from ..operators.table import by_overload
 from .editing import Editor
 
 aten = torch.ops.aten
 
 # op -> (argument that is read for its shape, argument that gives the stand-in its memory)
-SHAPE_ONLY = {target: op.shape_only for name, op in OPERATORS.items() if op.shape_only for target in overloads(name)}
+SHAPE_ONLY = by_overload("shape_only")
 _STANDS_IN = "rekindle_stand_in"
 
 

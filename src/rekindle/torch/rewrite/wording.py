@@ -13,11 +13,10 @@ from ...model.rewriting import SAVES, SLICES, WHERE_MOST_LETTERS, Dims, Rewrite
 from ...printed import printable
 from ..capture.captured import Captured
 from ..operators.node_tensors import storage_bytes, tensors_of
-from ..operators.record import overloads
-from ..operators.table import OPERATORS
+from ..operators.table import by_overload
 
 # op that reads a smaller save -> (what is saved, of which layer)
-_SAVED = {target: op.saved for name, op in OPERATORS.items() if op.saved for target in overloads(name)}
+_SAVED = by_overload("saved")
 
 
 def told(c: Captured, step: Rewrite) -> Rewrite:

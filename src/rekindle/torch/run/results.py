@@ -1,4 +1,4 @@
-"""Tensors of their own in place of views: autograd writes in place to no view that a Function returns."""
+"""Tensors of their own in place of views, of results and of gradients."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import torch
 
 
 def own(t: torch.Tensor) -> torch.Tensor:
-    """The tensor, and no view: autograd adds a further part to it in place only if nothing else refers to its memory, and a
-    view refers to its base. Else the sum takes memory that no plan counts."""
+    """The tensor, or a tensor of its own in place of a view.
+
+    Autograd adds a further part of a gradient to it in place only if nothing else refers to its memory, and a view refers to
+    its base. A sum that is not made in place takes memory that no plan counts.
+    """
     return t.new_empty(0).set_(t) if t._is_view() and not (t.is_conj() or t.is_neg()) else t  # type: ignore[call-overload]
 
 
@@ -21,7 +24,7 @@ def no_views(results: list[torch.Tensor], others: list[Any]) -> list[torch.Tenso
     A view of memory that another result, an input or a saved tensor has too stays a view: writing to it must not go unseen.
     """
     held = Counter(map(_memory, [*results, *(t for t in others if isinstance(t, torch.Tensor))]))
-    return [own(t) if held[_memory(t)] == 1 else t for t in results]
+    return [own(t) if t._is_view() and held[_memory(t)] == 1 else t for t in results]
 
 
 def _memory(t: torch.Tensor) -> Any:

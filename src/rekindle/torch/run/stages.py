@@ -19,7 +19,8 @@ from ..operators.node_tensors import overlap
 from .gradient_sums import handed_over
 from .halves import placeholders_read
 
-# Gradients that wait hold at most an eighth of all gradient bytes, so that data-parallel communication starts early. A guess.
+# Gradients that wait hold at most 1 / STAGES_LEAST of all gradient bytes, so that data-parallel communication starts early. A
+# guess.
 STAGES_LEAST = 8
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...ask import PlanOptions
 from ...candidates import Known
+from ...estimates.allocator import BLOCK_BYTES
 from ...model.graph import Graph
 from ...model.plan import Plan
 from ...own_terms import plain_activation_bytes
@@ -18,8 +19,9 @@ from ..plan_for_all import plan_for_all
 from ..run import stages
 from ..trace import Trace
 
-BLOCK_BYTES = 512  # the smallest block of CUDA's allocator, which a scalar takes too (PyTorch's constant)
-SCALARS = 4  # alive at once: the loss and its gradient, and two more while a loss is added up from several results
+# Scalars that are alive at once, each in a block of CUDA's allocator: the loss and its gradient, and two more while a loss is
+# added up from several results.
+SCALARS = 4
 GENERATOR_BYTES = 5056  # the state of the CPU's random generator, which is saved if a random op runs again (measured)
 
 

@@ -50,7 +50,7 @@ class PlannedForward(SwitchedForward):
         self._replanner = replanner
         self._in_eval = in_eval  # then calls in `eval()` are planned as well
         self._steps_in_eval = unused.StepCount()
-        self._used = self.is_checked = self.is_off = False
+        self._used = self.is_checked = False
         self._turn = 0
         self._unbound: list[tuple[Trace, Plan]] = []  # plans of a copy, whose submodules exist only after the copying
         self.last: Bound | None = None
@@ -265,8 +265,11 @@ _PLANNED: weakref.WeakKeyDictionary[nn.Module, PlannedForward] = weakref.WeakKey
 
 
 def as_text(plan: Plan) -> str:
-    """The plan as the JSON of its file, as which it goes along with a pickled module. A capture holds functions and tensors of
-    the process that made it, and stays there: the plan binds at the module's first call."""
+    """The JSON of the plan's file, which a pickled module takes along (`torch.save`, multiprocessing, Lightning).
+
+    A capture holds functions and tensors of the process that made it, and stays there: the plan binds at the module's first
+    call.
+    """
     return formats.as_text(plan.to_json())
 
 

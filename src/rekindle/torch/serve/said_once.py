@@ -19,7 +19,7 @@ _OF_ONE_CALL = re.compile(r"\[[\d, ]*\]|\d[\d.]* ([KMGT]i?)?B\b")
 
 
 class WarnOnce:
-    """Gives warnings and remembers them. In a shallow copy, for a copy of the module, they count as given."""
+    """Gives each warning once. A copy of a module has a shallow copy, in which all earlier warnings count as given."""
 
     def __init__(self) -> None:
         self._lines: frozenset[str] = frozenset()

@@ -46,6 +46,9 @@ def functions_of(fn: Any) -> Iterator[types.FunctionType]:
             yield call
 
 
+CLOSURE_MOST = 2_000  # objects of one closure that are looked at; a guess
+
+
 def closure_of(f: Any) -> Iterator[Any]:
     """The function in f, which may be a partial or a method, and the objects in its closure, in closures of functions there,
     and so on, each once. Any other f is the only object."""
@@ -56,7 +59,7 @@ def closure_of(f: Any) -> Iterator[Any]:
     def inside(x: Any) -> list[Any]:
         return [bare(c.cell_contents) for c in cells_of(x)] if type(x) is types.FunctionType else []
 
-    return reached([bare(f)], inside)
+    return reached([bare(f)], inside, CLOSURE_MOST)
 
 
 def codes_of(fn: Any) -> Iterator[types.CodeType]:

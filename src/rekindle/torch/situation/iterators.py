@@ -10,7 +10,7 @@ from torch import nn
 
 from ...errors import TraceError
 from ...frames import in_short, line_of, users_frame
-from ..tensors.objects import slots_of, values_of
+from ..tensors.objects import slots_of
 from .restorable import Restorable, restorable
 
 
@@ -74,7 +74,7 @@ def _in_attributes(model: nn.Module) -> Iterable[Restorable]:
     for m in model.modules():
         table = vars(m)
         for x in [table, *table.values()]:
-            if type(x) in (dict, list) and any(map(is_iterator, values_of(x))):
+            if type(x) in (dict, list) and any(map(is_iterator, x.values() if type(x) is dict else x)):
                 made = restorable(x)
                 if made is not None:
                     yield made

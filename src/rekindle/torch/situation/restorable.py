@@ -30,7 +30,6 @@ from ..tensors.objects import (
     same_content,
     same_entry,
     slots_of,
-    values_of,
 )
 from .callables import GlobalName
 from .hooks import is_torchs
@@ -127,8 +126,7 @@ class Restorable:
     def inside(self) -> list[Any]:
         """The objects that it held at first; the class of an object of the user's is one."""
         held, kind = [*self._kind.inside(self.before)], type(self.x)
-        has_fields = self._kind is _FIELDS or isinstance(self.x, dict)
-        return [*held, kind] if has_fields and is_users(kind) else held
+        return [*held, kind] if (self._kind is _FIELDS or isinstance(self.x, dict)) and is_users(kind) else held
 
 
 _NOTHING: Any = object()
@@ -254,7 +252,7 @@ _CELL = Kind(lambda x: x.cell_contents if is_full(x) else _NOTHING, _set_cell, l
 _TENSOR = Kind(lambda t: t._version, lambda t, old: None)
 _CLASS = Kind(_variables_of, _set_variables, lambda held: map(function_in, held.values()))
 _ARRAY = Kind(lambda x: x.tobytes(), _set_array)
-_CONTAINER = Kind(content, refill, values_of)
+_CONTAINER = Kind(content, refill, lambda held: held.values() if isinstance(held, dict) else held)
 _TUPLE = Kind(list, lambda x, old: None, lambda held: held)
 _MEMORY = Kind(lambda x: bytes(memoryview(x)), _set_memory)  # lent by Python's own objects: arrays, bytearrays, ctypes
 _STREAM = Kind(lambda x: x.__getstate__(), lambda x, old: x.__setstate__(old))  # text and bytes in memory

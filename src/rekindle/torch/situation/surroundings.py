@@ -58,7 +58,7 @@ def is_cast_once(t: torch.Tensor) -> bool:
     return t.requires_grad and t.is_leaf and t.dtype == torch.float32 and not t._is_view()
 
 
-_KINDS = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)  # of devices that autocast knows
+_KINDS = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)  # kinds of devices whose autocast counts here
 _HOOKS = [getattr(torch_module, f"_global{kind}") for kind in HOOKS]
 
 

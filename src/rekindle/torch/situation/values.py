@@ -46,8 +46,8 @@ KEPT_MOST_BYTES = 2**12  # arrays up to this size are kept byte by byte; of larg
 CHECKSUM_MOST_BYTES = 2**26  # of arrays beyond this size the key holds only elements that are evenly spread
 SPREAD_ELEMENTS = 2**12  # how many
 
-# Nested containers, objects and closures that a walk looks into; a guess. Deeper objects, and those after `OBJECTS_MOST`, count
-# by identity.
+# Levels of nested containers, objects and closures that a walk looks into; a guess. Deeper objects, and those after
+# `OBJECTS_MOST`, count by identity.
 LEVELS_MOST = 32
 
 

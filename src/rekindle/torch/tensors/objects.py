@@ -131,8 +131,7 @@ def content(x: Any) -> Any:
 
 def values_of(x: Any) -> list[Any]:
     """The values of a dict, or the items of a list, deque or set."""
-    held = content(x)
-    return [*(held.values() if isinstance(held, dict) else held)]
+    return [v for _, v in entries(x)] if isinstance(x, dict) else [*content(x)]
 
 
 def refill(x: Any, held: Any) -> None:
