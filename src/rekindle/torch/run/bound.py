@@ -30,13 +30,13 @@ Origin = int | tuple[nn.Module | None, str]
 
 
 @dataclass(frozen=True)
-class _Places:
-    """Where the inputs and results of a program stand.
+class _Origins:
+    """Where the inputs and results of a program come from.
 
-    modules : ids of the submodules for which these places were found.
-    sources : one place per input of the program.
-    assigned : (attribute that is set, the output that it is set to or None, the place that it is set to then).
-    aliased : position among the results -> place, for results that are inputs of the module.
+    modules : ids of the submodules for which these origins were found.
+    sources : one origin per input of the program.
+    assigned : (attribute that is set, the output that it is set to or None, the origin of its value then).
+    aliased : position among the results -> origin, for results that are inputs of the module.
     """
 
     modules: tuple[int, ...]
@@ -72,7 +72,7 @@ class Bound:
         self.guards = Guards(model, traced.expected)
         self.numbers = traced.lowered.captured.numbers
         self.questions = traced.lowered.captured.questions
-        self._places: _Places | None = None
+        self._origins: _Origins | None = None
 
     def serves(self, model: nn.Module, call: ModuleCall, at_a_glance: bool = False) -> bool:
         """Whether this plan may run the call. The caller has checked that the call has the trace's key.
@@ -90,38 +90,37 @@ class Bound:
     def let_go(self) -> None:
         """Hold no reference to submodules and attributes until the next call of `serves`."""
         self.guards.let_go()
-        self._places = None
+        self._origins = None
 
     def __call__(
         self, model: nn.Module, call: ModuleCall, planned: Any = None, held_back: Iterable[torch.Tensor] = ()
     ) -> Any:
         """The module's result for a call that it serves. planned : the planned forward that is called, if one is.
         held_back : as in `Runner`."""
-        tensors, places = call.tensors, self._places
-        if (
-            places is None or places.modules != self.guards.modules
-        ):  # submodules were replaced by others in the same state
-            places = self._places = self._find_places(model)
+        tensors, origins = call.tensors, self._origins
+        if origins is None or origins.modules != self.guards.modules:  # replaced by other submodules in the same state
+            origins = self._origins = self._find_origins(model)
 
-        def find(place: Origin) -> Any:
-            return (
-                tensors[place] if isinstance(place, int) else getattr(model if place[0] is None else place[0], place[1])
-            )
+        def find(origin: Origin) -> Any:
+            if isinstance(origin, int):
+                return tensors[origin]
+            owner, name = origin
+            return getattr(model if owner is None else owner, name)
 
-        inputs = [find(s) for s in places.sources]
+        inputs = [find(s) for s in origins.sources]
         looks = self._looks or self.uses == LOOKS_AT_USE
         self.had_gradient = self.runner.has_gradient(inputs) if looks else None
         second = Second(self._again, call, planned, inputs)
         made = self.runner(inputs, self._numbers_now(model, call), second, held_back)
-        for (owner, leaf), output, source in places.assigned:
+        for (owner, leaf), output, source in origins.assigned:
             holder, value = model if owner is None else owner, find(source) if output is None else made[output]
             if leaf in holder._parameters:  # forward wrote past `nn.Module.__setattr__`, which would refuse it
                 vars(holder)[leaf] = value
             else:
                 setattr(holder, leaf, value)
         in_order = iter(made)
-        count = len(made) - sum(output is not None for _, output, _ in places.assigned) + len(places.aliased)
-        results = [find(places.aliased[k]) if k in places.aliased else next(in_order) for k in range(count)]
+        count = len(made) - sum(output is not None for _, output, _ in origins.assigned) + len(origins.aliased)
+        results = [find(origins.aliased[k]) if k in origins.aliased else next(in_order) for k in range(count)]
         captured, owned = self.trace.lowered.captured, [*tree.owned(call.given, call.spec)]
         if captured.fills and len({id(x.container) for x in owned}) < len(owned):
             raise RekindleError(
@@ -140,16 +139,16 @@ class Bound:
         assert numbers is not None
         return self.numbers.values(numbers)
 
-    def _find_places(self, model: nn.Module) -> _Places:
+    def _find_origins(self, model: nn.Module) -> _Origins:
         c = self.trace.lowered.captured
-        return _Places(
+        return _Origins(
             self.guards.modules or tuple(map(id, model.modules())),
             [
                 _owner(model, c.params.get(p) or c.buffers[p]) if p not in c.inputs else c.inputs[p]
                 for p in self.runner.given
             ],
-            [(_owner(model, k), a.output, _place(model, a.source)) for k, a in c.assigned.items()],
-            {k: _place(model, a) for k, a in c.aliased_inputs.items()},
+            [(_owner(model, k), a.output, _origin(model, a.source)) for k, a in c.assigned.items()],
+            {k: _origin(model, a) for k, a in c.aliased_inputs.items()},
         )
 
 
@@ -171,7 +170,7 @@ def answered(questions: list[Question], tensors: list[torch.Tensor], model: nn.M
     return all(q.same(tensors, model) for q in questions)
 
 
-def _place(model: nn.Module, source: int | str) -> Origin:
+def _origin(model: nn.Module, source: int | str) -> Origin:
     return source if isinstance(source, int) else _owner(model, source)
 
 
