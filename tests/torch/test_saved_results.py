@@ -14,7 +14,7 @@ import torch
 import rekindle
 from models_in_parts import differing, routed, train
 from rekindle import FormatError
-from rekindle.parts.save_rule import SaveRule
+from rekindle.parts.plan import SaveRule
 from rekindle.torch.compiled.saved_results import Prices, price
 from rekindle.torch.parts import again_ways
 from rekindle.torch.parts.again import AgainForward

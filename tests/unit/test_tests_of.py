@@ -19,7 +19,7 @@ def run(file: str) -> subprocess.CompletedProcess[str]:
     ("file", "test"),
     [
         ("parts/division.py", "tests/property/test_division.py"),  # the test imports it
-        ("parts/figures.py", "tests/property/test_division.py"),
+        ("parts/ways.py", "tests/property/test_division.py"),
         ("torch/parts/dividing.py", "tests/torch/test_in_one_piece.py"),  # through `planning`, which imports it
     ],
 )

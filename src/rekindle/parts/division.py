@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .. import planner
-from .figures import Figures
+from .ways import Figures
 
 
 @dataclass(frozen=True)

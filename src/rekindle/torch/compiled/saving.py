@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Container, Sequence
 from typing import Any
 
 from torch import fx
@@ -52,7 +52,7 @@ class Saving:
         """A name of the way for torch.compile's caches."""
         return f"rekindle.saving/{VERSION} {self.saves}"
 
-    def _saved(self, graph: fx.Graph, forward: Container[fx.Node]) -> set[fx.Node]:
+    def _saved(self, graph: fx.Graph, forward: Collection[fx.Node]) -> set[fx.Node]:
         packet = {n: getattr(_operator(n), "overloadpacket", None) for n in graph.nodes if n in forward}
         products = [n for n, p in packet.items() if p in PRODUCTS]
         if self.saves == "all":

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from ...errors import RekindleError
-from ...parts.figures import Figures
-from ...parts.save_rule import SaveRule
-from ...parts.ways import Way, best
+from ...parts.plan import SaveRule
+from ...parts.ways import Figures, Way, best
 from ..compiled.saved_results import Prices
 from ..measure.levels import Levels
 from ..operators.flops import FlopCount

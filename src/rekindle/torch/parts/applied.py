@@ -20,7 +20,7 @@ from ...errors import PlanMismatch
 from ...model.carry import carried
 from ...model.plan import Plan
 from ...model.schedule import Schedule
-from ...parts.files import parts_from_text
+from ...parts.files import from_text as plan_from_text
 from ...parts.plan import PartsPlan
 from ...parts.ways import Way, as_part_plan, figures, ways
 from ...sizes import format_bytes
@@ -37,7 +37,7 @@ from ..run.own_forward import InPlaceOfForward
 from ..serve import unused
 from ..serve.left_over import left_over
 from ..serve.planned import PlannedForward, planned_forward
-from ..serve.travel import WHERE, as_text, from_text
+from ..serve.travel import WHERE, from_text
 from ..tensors import tree
 from ..tensors.lock import LOCK
 from ..tensors.sharded import local
@@ -133,7 +133,9 @@ class PartsForward(InPlaceOfForward):
 
     def _unpickle(self, pickled: Any) -> None:
         text, self._watches, self._training = pickled
-        self._begin(parts_from_text(text, WHERE))
+        plan = plan_from_text(text, WHERE)
+        assert plan.kind == "parts"
+        self._begin(plan)
 
 
 class PartForward(PlannedForward):
@@ -266,7 +268,7 @@ class Replan:
         self._plans = list(plans)
 
     def __reduce__(self) -> Any:
-        return _replan_from, ([as_text(p) for p in self._plans],)
+        return _replan_from, ([p.to_text() for p in self._plans],)
 
     def __call__(self, traced: Trace, options: PlanOptions, known: Sequence[Plan]) -> Replanned:
         graph, finish = traced.graph, stages.finish(traced.lowered)

@@ -17,7 +17,7 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from ...parts.division import Moment
-from ...parts.figures import Figures
+from ...parts.ways import Figures
 from ..compiled.compiled_forward import CompiledForward
 from ..measure.levels import Level, Levels
 from ..private import will_run

@@ -15,8 +15,7 @@ import torch
 
 from ...compiling import IN_SLICES, Compiled, CompileOptions
 from ...errors import TraceError
-from ...parts.figures import Figures
-from ...parts.ways import Way, best
+from ...parts.ways import Figures, Way, best
 from ...progress import Progress, announce
 from ..compiled.stage import compiled_forward
 from ..measure.levels import Levels

@@ -23,8 +23,7 @@ from ...errors import FormatError, RekindleError
 from ...model import formats
 from ...model.cache_folder import cache_folder, make_private
 from ...model.files import read_own, write_own
-from ...parts.figures import Figures
-from ...parts.ways import Way
+from ...parts.ways import Figures, Way
 from ..compiled.saving import VERSION as SAVING_VERSION
 from ..costs.cache import environment
 from .compiled_ways import Measured

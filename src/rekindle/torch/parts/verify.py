@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...accept import plan as accept_plan
 from ...arguments import flag
 from ...compiling import CompileOptions
 from ...errors import UsageError
@@ -23,8 +24,7 @@ from ..measure.caches import without_caches
 from ..measure.comparison import compare, without_others_draws
 from ..measure.first_difference import explained
 from ..measure.measured_step import LossOf, Outcome, Subject, Way, flops, run
-from ..serve import verify as whole
-from ..serve.verify import Check, as_check, subject
+from ..serve.verify import Check, as_check, check_step, subject
 from ..tensors.precision import deterministic
 from ..trace import plain_forward
 from .applied import PartForward, apply_parts, forward_of, parts_aside, parts_forward, parts_taken_off, planned_parts
@@ -39,12 +39,15 @@ def verify(
     loss: LossOf | None = None,
     count_flops: bool = False,
 ) -> Check:
-    """Run a plain step and a planned step from the same state and compare them bit by bit.
+    """Run a plain step and a planned step from the same state and compare them bit by bit. Results that a plan with
+    parity="close" adds up in another order are compared up to rounding.
 
     Both start from the same parameters, buffers and RNG state. For a model that draws random numbers, or uses a parameter more
     than once, a second pair of steps is run: the model is called twice, random numbers are drawn in between, and one backward
-    goes through both calls (not where only parts of the model are planned). Deterministic algorithms are used throughout. The
-    module and the sample are left as they were: gradients, buffers, inputs and RNG state.
+    goes through both calls (not where only parts of the model are planned). Deterministic algorithms are used throughout. Fused
+    attention on a GPU varies all the same: where gradients alone differ in a step that has it, two more plain steps tell how
+    far apart gradients may be (`Check.varying`). The module and the sample are left as they were: gradients, buffers, inputs
+    and RNG state.
 
     Parameters
     ----------
@@ -61,15 +64,16 @@ def verify(
     """
     accept.process("verify")
     flag("count_flops", count_flops)
-    own = parts_forward(model) if isinstance(model, nn.Module) else None
-    if not isinstance(plan, PartsPlan) and (plan is not None or own is None):
-        return whole.verify(model, sample, plan, loss=loss, count_flops=count_flops)
     accept.module(model)
+    if plan is not None:
+        accept_plan(plan)
     if loss is not None and not callable(loss):
         raise UsageError(f"loss={value(loss)} cannot be called; give a function from the model's result to a scalar")
-    put = contextlib.nullcontext() if plan is None else _instead(model, plan)
+    own = parts_forward(model)
     found = own.plan if plan is None and own is not None else plan
-    assert isinstance(found, PartsPlan)
+    if found is None or found.kind == "step":
+        return check_step(model, sample, found, loss=loss, count_flops=count_flops)
+    put = contextlib.nullcontext() if plan is None else _instead(model, found)
     if count_flops and found.captured.compile is not None:
         raise UsageError("count_flops=True: the FLOPs of compiled parts cannot be counted; leave it out")
     with accept.alone("verify", model), put:

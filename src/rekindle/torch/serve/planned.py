@@ -25,7 +25,7 @@ from . import unused
 from .left_over import left_over
 from .new_call import NewCall
 from .replanner import Replan, Replanner
-from .travel import as_text, from_text
+from .travel import from_text
 
 NEW_SHAPE = ("plan", "plain", "error")
 
@@ -227,7 +227,7 @@ class PlannedForward(InPlaceOfForward):
     # -- pickles -----------------------------------------------------------------------------------------------------
     def _pickled(self) -> Any:
         r = self._replanner
-        return as_text(r.plan), r.on_new_shape, r.replan, r.check, self._in_eval, self._off
+        return r.plan.to_text(), r.on_new_shape, r.replan, r.check, self._in_eval, self._off
 
     def _unpickle(self, pickled: Any) -> None:
         text, on_new_shape, replan, check, in_eval, is_off = pickled

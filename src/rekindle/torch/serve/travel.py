@@ -9,15 +9,9 @@ from __future__ import annotations
 import functools
 
 from ... import plan_files
-from ...model import formats
 from ...model.plan import Plan
 
 WHERE = "the plan of a pickled module"
-
-
-def as_text(plan: Plan) -> str:
-    """The plan as the JSON of its file."""
-    return formats.as_text(plan.to_json())
 
 
 @functools.lru_cache(maxsize=64)

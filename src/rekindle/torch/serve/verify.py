@@ -1,4 +1,9 @@
-"""Compares a planned step with a plain one: the same numbers, and the peak that the plan predicts."""
+"""Compares a step of a planned module with a plain one: the same numbers, and the peak that the plan predicts.
+
+Results that a plan with parity="close" adds up in another order are compared up to rounding. Fused attention on a GPU varies
+from step to step under deterministic algorithms too: where gradients alone differ in a step that has it, two more plain steps
+tell how far apart gradients may be (`Check.varying`).
+"""
 
 from __future__ import annotations
 
@@ -131,39 +136,6 @@ class Check:
         return {True: "bitwise equal", False: "DIFFERS", None: "not compared"}[equal]
 
 
-def verify(
-    model: nn.Module,
-    sample: Any,
-    plan: Plan | None = None,
-    *,
-    loss: LossOf | None = None,
-    count_flops: bool = False,
-) -> Check:
-    """Run a plain step and a planned step from the same state and compare them bit by bit. Results that a plan with
-    parity="close" adds up in another order are compared up to rounding.
-
-    Both start from the same parameters, buffers and RNG state. For a model that draws random numbers, or uses a parameter more
-    than once, a second pair of steps is run: the model is called twice, random numbers are drawn in between, and one backward
-    goes through both calls. Deterministic algorithms are used throughout. Fused attention on a GPU varies all the same: where
-    gradients alone differ in a step that has it, two more plain steps tell how far apart gradients may be (`Check.varying`).
-    The module and the sample are left as they were: gradients, buffers, inputs and RNG state.
-
-    Parameters
-    ----------
-    plan : the plan to check; None: the plan that the module has (see `apply`).
-    loss : result of the model -> scalar; default `default_loss`. Results that the plan leaves out (`unused`) are None in it,
-        in the plain step too.
-    count_flops : run one more step each way and count its FLOPs.
-
-    Raises
-    ------
-    UsageError : there is no plan, or no result that requires grad, or the model has no numbers (on the meta device).
-    PlanMismatch : the plan is not for calls with this sample.
-    RekindleError : a step fails; the message gives the error of the module, which is its cause.
-    """
-    return check_step(model, sample, plan, loss=loss, count_flops=count_flops)
-
-
 def check_step(
     model: nn.Module,
     sample: Any,
@@ -173,7 +145,10 @@ def check_step(
     count_flops: bool = False,
     held: bool = False,
 ) -> Check:
-    """`verify`. held : run and measure one more planned step, in which the caller holds the results to the end."""
+    """`rekindle.verify` of the plan of a whole step; None: the plan that the module has.
+
+    held : run and measure one more planned step, in which the caller holds the results to the end. Raises as `rekindle.verify`.
+    """
     accept.process("verify")
     accept.module(model)
     if plan is not None:
