@@ -12,9 +12,7 @@ from ..ask import Goal, PlanOptions, TraceOptions
 from ..compiling import SAVES
 from ..model import formats, options_file
 from ..model.any_plan import AnyPlan
-from ..model.graph import Graph
 from ..model.plan import Plan
-from ..model.schedule import Schedule
 from ..model.verdict import offer_words, takes_words
 from ..printed import name
 from ..shares import COST_WORDS, percent
@@ -190,14 +188,15 @@ class PartsPlan(AnyPlan):
     def to_json(self) -> dict[str, Any]:
         """The document `rekindle.parts/1`, or `rekindle.parts/2` of compiled parts: every graph and every plan once, and which
         part runs by which."""
+        plans = [p for p, _ in self.distinct()]
         graphs: dict[str, Graph] = {}
-        plans: dict[Any, tuple[int, Plan]] = {}
+        for p in plans:
+            graphs.setdefault(p.graph_hash, p.graph)
+        number = {(p.graph_hash, p.schedule): i for i, p in enumerate(plans)}
         rows = []
         for part in self.parts:
-            for p in part.plans:
-                graphs.setdefault(p.graph_hash, p.graph)
-                plans.setdefault(_key(p), (len(plans), p))
-            row: dict[str, Any] = {"module": part.path, "plans": [plans[_key(p)][0] for p in part.plans]}
+            numbers = [number[p.graph_hash, p.schedule] for p in part.plans]
+            row: dict[str, Any] = {"module": part.path, "plans": numbers}
             row |= {"again": True} if part.again else {}
             row |= {} if part.compiled is None else {"compiled": asdict(part.compiled)}
             rows.append(row | ({} if part.rule is None else {"saves": part.rule.to_json()}))
@@ -207,10 +206,6 @@ class PartsPlan(AnyPlan):
             **self.figures(),
             "options": options_file.to_json(self.options, self.captured),
             "graphs": [formats.graph_to_json(g) for g in graphs.values()],
-            "plans": [p.to_json() | {"graph": at[p.graph_hash]} for _, p in plans.values()],
+            "plans": [p.to_json() | {"graph": at[p.graph_hash]} for p in plans],
             "parts": rows,
         }
-
-
-def _key(p: Plan) -> tuple[str, Schedule]:
-    return p.graph_hash, p.schedule
