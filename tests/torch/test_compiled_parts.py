@@ -27,7 +27,6 @@ from rekindle.torch.parts import compiled_finding, compiled_search
 from rekindle.torch.parts.applied import forward_of, planned_parts
 from rekindle.torch.parts.compiled_ways import compiled_ways
 from rekindle.torch.parts.dividing import Dividing
-from rekindle.torch.parts.kinds import Kinds
 from rekindle.torch.serve.verify import subject
 
 QUIET: dict[str, Any] = {"progress": False}
@@ -381,7 +380,7 @@ def test_parts_are_equal_where_all_is_that_forward_reads() -> None:
     model.blocks[3].drop.p = 0.5  # type: ignore[union-attr]
     named = [f"blocks.{i}" for i in range(1, 4)]  # the first is called with a tensor of no gradient
     units = compiled_finding.find(subject(model, x), named, TraceOptions(compile=CompileOptions()), False).units
-    kinds = Kinds()
+    kinds = compiled_finding.Kinds()
     found = [kinds.of(u) for u in units]
     assert found[0] == found[1] != found[2]
-    assert found == [Kinds().of(u) for u in units]
+    assert found == [compiled_finding.Kinds().of(u) for u in units]

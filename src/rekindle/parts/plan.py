@@ -12,6 +12,7 @@ from ..ask import Goal, PlanOptions, TraceOptions
 from ..compiling import SAVES
 from ..model import formats, options_file
 from ..model.any_plan import AnyPlan
+from ..model.graph import Graph
 from ..model.plan import Plan
 from ..model.verdict import offer_words, takes_words
 from ..printed import name

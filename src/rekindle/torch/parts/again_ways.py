@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,21 +22,11 @@ from .again import AgainForward
 from .finding import Unit
 from .trial_steps import TrialSteps
 
-
-@dataclass(frozen=True)
-class AgainSettings:
-    """All are guesses.
-
-    timings : how often the forward, and each step, is timed. timing_most_s : seconds after which it is not timed again.
-    rules_most : rules that are measured.
-    """
-
-    timings: int = 3
-    timing_most_s: float = 0.5
-    rules_most: int = 6
-
-
-SETTINGS = AgainSettings()
+TIMINGS, TIMINGS_MOST_S = (
+    3,
+    0.5,
+)  # of the forward, and of each step, which is not timed again after so many seconds; guesses
+RULES_MOST = 6  # that are measured; a guess
 
 
 def again_ways(unit: Unit, device: torch.device, cost: str) -> list[Way]:
@@ -75,7 +64,7 @@ class _Trial(TrialSteps):
         with torch.no_grad(), Prices() as seen:
             self.plain()
         prices = sorted(seen.found - {0.0})
-        n = min(len(prices), SETTINGS.rules_most)
+        n = min(len(prices), RULES_MOST)
         return [SaveRule(prices[round(i * (len(prices) - 1) / max(1, n - 1))]) for i in range(n)]
 
     def figures(self, rule: SaveRule | None, plain: float) -> Figures:
@@ -114,7 +103,7 @@ class _Trial(TrialSteps):
                 run()
             return float(ops.count)
         taken: list[float] = []
-        while len(taken) < SETTINGS.timings and sum(taken) < SETTINGS.timing_most_s:
+        while len(taken) < TIMINGS and sum(taken) < TIMINGS_MOST_S:
             self.wait()
             begin = time.perf_counter()
             run()

@@ -24,11 +24,10 @@ from ..rewrite.closeness import SETTINGS, Loose, difference, least_scale
 from ..tensors.sharded import class_name
 from . import known_ways
 from .choices import Choices
-from .compiled_ways import QUICK, Measured, compiled_ways, first_line, held_uncompiled
-from .compiled_ways import SETTINGS as WAYS
+from .compiled_finding import Kinds
+from .compiled_ways import HALF_APART_MOST, QUICK, Measured, compiled_ways, first_line, held_uncompiled
 from .finding import Found, Unit
-from .kinds import Kinds
-from .searching import SETTINGS as SEARCHING
+from .searching import ALIKE_LEAST_SHARE
 
 
 def compiled_choices(
@@ -51,7 +50,7 @@ def compiled_choices(
     for unit, kind in named:
         few, tried = (("min-cut", "blocks"), OF_WHOLE) if unit.path == WHOLE else (QUICK, OF_PARTS)
         saves = few if options.effort == "quick" else tried
-        if not all_of_them and count[kind] * held[kind] < SEARCHING.matters * every:
+        if not all_of_them and count[kind] * held[kind] < ALIKE_LEAST_SHARE * every:
             if found.staged is None:
                 found.plain.append(f"{class_name(unit.module)} (holds next to nothing)")
                 continue
@@ -125,7 +124,7 @@ def reference(
     if eager is None or eager.drew and not compile.draws_as_eager:
         return found, None
     apart = farthest(found, eager)
-    if apart > WAYS.half_most:
+    if apart > HALF_APART_MOST:
         notices.warn(
             f"the step through torch.compile is {apart:.1e} of a tensor's largest element away from the step without it. "
             "rekindle.verify compares them; a plan without compile=True has the step's own numbers"

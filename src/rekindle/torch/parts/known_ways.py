@@ -26,9 +26,9 @@ from ...model.files import read_own, write_own
 from ...parts.ways import Figures, Way
 from ..compiled.saving import VERSION as SAVING_VERSION
 from ..costs.cache import environment
+from .compiled_finding import described
 from .compiled_ways import Measured
 from .finding import Unit
-from .kinds import described
 
 log = logging.getLogger("rekindle")
 FORMAT = "rekindle.ways/1"

@@ -20,9 +20,9 @@ from ..measure.measured_step import Subject
 from ..serve.verify import subject
 from ..tensors.precision import deterministic
 from ..tensors.sharded import class_name
-from . import compiled_finding, known_plans, refusals
+from . import compiled_finding, known_plans, words
 from .compiled_search import compiled_choices
-from .compiled_ways import SETTINGS as WAYS
+from .compiled_ways import HALF_APART_MOST
 from .dividing import Dividing, Request
 from .finding import Finder, Found
 from .searching import search
@@ -62,11 +62,11 @@ def plan_parts(request: Request, found: Found | None = None, keeps_caches: bool 
         if keeps:
             found.plain.insert(0, "layers that fill a key-value cache (config.use_cache=False lets them be planned)")
         if not choices.units:
-            raise refusals.nothing(found.plain, request.error, how.compile is not None)
+            raise words.nothing(found.plain, request.error, how.compile is not None)
         dividing = Dividing(request, s, found, choices)
         in_one = _in_one_piece(request, s, found, keeps)
         plan = dividing.plan(begin) if in_one is None else _better([dividing, in_one], begin)
-        if dividing.apart is None or dividing.apart <= WAYS.half_most:  # else the next start should warn again
+        if dividing.apart is None or dividing.apart <= HALF_APART_MOST:  # else the next start should warn again
             known_plans.keep(path, plan)
         return plan
 
