@@ -137,6 +137,11 @@ class PartsPlan(AnyPlan):
         return self.asked or PlanOptions(self.goal, cost=self.cost)
 
     @property
+    def trace_options(self) -> TraceOptions:
+        """How the parts were captured."""
+        return self.captured
+
+    @property
     def activation_peak_bytes(self) -> int:
         """peak_bytes without what is held during the whole step."""
         return self.peak_bytes - self.resident_bytes

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
 from ...accept import plan as accept_plan
@@ -22,9 +21,8 @@ from ..compiled.compiled_forward import CompiledForward
 from ..measure.as_before import as_before
 from ..measure.caches import without_caches
 from ..measure.comparison import compare, without_others_draws
-from ..measure.first_difference import explained
-from ..measure.measured_step import LossOf, Outcome, Subject, Way, flops, run
-from ..serve.verify import Check, as_check, check_step, subject
+from ..measure.measured_step import LossOf, Way
+from ..serve.verify import Check, Steps, as_check, check_step, subject
 from ..tensors.precision import deterministic
 from ..trace import plain_forward
 from .applied import PartForward, apply_parts, forward_of, parts_aside, parts_forward, parts_taken_off, planned_parts
@@ -83,68 +81,41 @@ def verify(
 def _check(model: nn.Module, sample: Any, plan: PartsPlan, loss: LossOf | None, count_flops: bool) -> Check:
     how = plan.captured
     s = subject(model, sample, loss, how.gradients, how.unused_by_parts)
-    plain = plain_forward(model)
-    fake = s.fake is not None
+    plain, fake = plain_forward(model), s.fake is not None
+    root = parts_forward(model)
+    forward = plain if root is None or not plan.stages else root.forward
+    around: dict[str, Any] = {
+        "planned": partial(without_caches, model, plan.keeps_caches),
+        "plain": partial(parts_aside, model),
+    }
+    steps = Steps(s, {"planned": forward, "plain": plain}, around)
     if how.compile is not None:
-        return _check_compiled(s, plain, plan, how.compile)
+        with accept.gradients_on(), as_before(model, s.sample.tensors):
+            return _check_compiled(steps, plan, how.compile)
     with (
         accept.gradients_on(),
         _silent(model),
         as_before(model, s.sample.tensors, fake=fake),
         s.fake or deterministic(),
     ):
-        ours = _planned(s, plain, plan)
-        theirs = None
-        with contextlib.suppress(torch.OutOfMemoryError):
-            theirs = _plain(s, plain)
-        found, cause = compare(ours, theirs, fake), ""
-        found = without_others_draws(found, [(ours, partial(_planned, s, plain, plan))])
-        if found.differences:
-            cause = explained(type(model).__name__, partial(_plain, s, plain), partial(_planned, s, plain, plan))
-        if plan.captured.gradients == "consumed":
-            s = s.consumed()
-            ours.peak = _planned(s, plain, plan).peak
-            if theirs is not None:
-                theirs.peak = _plain(s, plain).peak
-        held = _planned(s, plain, plan, Way.HELD).peak
-        extra = None
-        if count_flops and theirs is not None:
-            with without_caches(model, plan.keeps_caches):
-                mine = flops(s, plain)
-            with parts_aside(model):
-                its = flops(s, plain)
-            extra = mine / its - 1 if its else None
-    return replace(as_check(found, ours, theirs, plan.activation_peak_bytes, extra, held), cause=cause)
+        ours, theirs = steps.run("planned"), steps.plain_if_it_fits()
+        found = without_others_draws(compare(ours, theirs, fake), [(ours, partial(steps.run, "planned"))])
+        return steps.checked(found, ours, theirs, plan, way=Way.ONCE, held=True, count_flops=count_flops)
 
 
-def _check_compiled(s: Subject, plain: Any, plan: PartsPlan, compile: CompileOptions) -> Check:
+def _check_compiled(steps: Steps, plan: PartsPlan, compile: CompileOptions) -> Check:
     """The check of compiled parts: against the step with each of them compiled as it is, and against eager's."""
-    root = parts_forward(s.model)
-    forward = plain if root is None or not plan.stages else root.forward
-    with accept.gradients_on(), as_before(s.model, s.sample.tensors):
-        _planned(s, forward, plan)  # compiles what is not compiled yet
-        ours, eager = _planned(s, forward, plan), None
-        with contextlib.suppress(torch.OutOfMemoryError):
-            eager = _plain(s, plain)
-        with contextlib.ExitStack() as stack:
-            for m in planned_parts(s.model):
-                if isinstance(part := forward_of(m), CompiledForward):
-                    stack.enter_context(part.as_it_is())
-            theirs, apart = reference(eager, partial(_planned, s, forward, plan), compile)
-        found = compare(ours, theirs, False, rounded(ours, apart))
-        held = _planned(s, forward, plan, Way.HELD).peak
+    steps.run("planned")  # compiles what is not compiled yet
+    ours, eager = steps.run("planned"), steps.plain_if_it_fits()
+    with contextlib.ExitStack() as stack:
+        for m in planned_parts(steps.s.model):
+            if isinstance(part := forward_of(m), CompiledForward):
+                stack.enter_context(part.as_it_is())
+        theirs, apart = reference(eager, partial(steps.run, "planned"), compile)
+    found = compare(ours, theirs, False, rounded(ours, apart))
+    held = steps.run("planned", Way.HELD).peak
     made = as_check(found, ours, eager, plan.activation_peak_bytes, None, held)
     return replace(made, eager_difference=apart)
-
-
-def _planned(s: Subject, forward: Any, plan: PartsPlan, way: Way = Way.ONCE) -> Outcome:
-    with without_caches(s.model, plan.keeps_caches):
-        return run(s, forward, "planned", way)
-
-
-def _plain(s: Subject, forward: Any) -> Outcome:
-    with parts_aside(s.model):
-        return run(s, forward, "plain")
 
 
 @contextlib.contextmanager
