@@ -17,6 +17,7 @@ from torch import nn
 from ... import notices
 from ...compiling import IN_SLICES, Compiled, CompileOptions
 from ...errors import RekindleError
+from ...printed import first_line
 from .. import private
 from ..measure.caches import without_caches
 from ..measure.recording import signature
@@ -105,11 +106,10 @@ class CompiledForward(SwitchedForward):
             except Exception as e:
                 if self.raises or not (isinstance(e, NotCompiled) or type(e).__module__.startswith(COMPILERS)):
                     raise
-                line = next(iter(str(e).strip().splitlines()), "")
                 which = getattr(model, "path", type(model).__name__)
                 self._warn(
-                    f"torch.compile cannot compile a call of {which} ({type(e).__name__}: {line[:100]}): such calls run "
-                    "uncompiled, in more memory. If inputs have many sizes, pad them to a few"
+                    f"torch.compile cannot compile a call of {which} ({type(e).__name__}: {first_line(e)[:100]}): such "
+                    "calls run uncompiled, in more memory. If inputs have many sizes, pad them to a few"
                 )
                 return self.plain(*args, **kwargs)
 

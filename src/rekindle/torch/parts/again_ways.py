@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,6 @@ from ...errors import RekindleError
 from ...parts.plan import SaveRule
 from ...parts.ways import Figures, Way, best
 from ..compiled.saved_results import Prices
-from ..measure.levels import Levels
 from ..operators.flops import FlopCount
 from ..tensors.instrument import Instrument
 from ..tensors.loss import default_loss
@@ -69,28 +69,16 @@ class _Trial(TrialSteps):
 
     def figures(self, rule: SaveRule | None, plain: float) -> Figures:
         """What the part takes that runs again by this rule. plain : cost of the plain step."""
-        forward, levels, out_bytes = AgainForward(self.module, rule), Levels(self.device), 0
+        forward = AgainForward(self.module, rule)
 
-        def step() -> None:
-            nonlocal out_bytes
+        def step(between: Callable[[Any], None]) -> None:
             result = forward(*self.args, **self.kwargs)
-            out_bytes = self.bytes_made(result)
-            levels.mark("between")
+            between(result)
             default_loss(result).backward()
 
-        levels.measure(step)
-        before, after = levels.found
-        if rule is None:
-            extra = self.cost(self.plain)
-        else:
-            extra = max(0.0, self.cost(lambda: default_loss(forward(*self.args, **self.kwargs)).backward()) - plain)
-        return Figures(
-            held_bytes=max(0, before.level - out_bytes),
-            forward_bytes=before.peak,
-            backward_bytes=max(0, after.peak - out_bytes),
-            extra=extra,
-            plain=plain,
-        )
+        sizes = self.sizes_of(step)
+        extra = self.cost(self.plain) if rule is None else max(0.0, self.cost(lambda: step(lambda _: None)) - plain)
+        return replace(sizes, extra=extra, plain=plain)
 
     def cost(self, run: Callable[[], Any]) -> float:
         """What the code costs: FLOPs, operators, or seconds of the fastest of a few runs."""

@@ -232,8 +232,8 @@ def parts_forward(model: nn.Module) -> PartsForward | None:
 
 
 @contextlib.contextmanager
-def parts_taken_off(model: nn.Module) -> Iterator[None]:
-    """Inside, the model has no planned parts; if an error leaves, they are back."""
+def parts_taken_off(model: nn.Module, for_good: bool = True) -> Iterator[None]:
+    """Inside, the model has no planned parts. They are back if an error leaves; without `for_good`, in any case."""
     root = parts_forward(model)
     if root is None:
         yield
@@ -243,11 +243,14 @@ def parts_taken_off(model: nn.Module) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        for m, forward in forwards:
-            assert forward is not None
-            forward.take_over(m)
-        root.take_over(model)
+        for_good = False
         raise
+    finally:
+        if not for_good:
+            for m, forward in forwards:
+                assert forward is not None
+                forward.take_over(m)
+            root.take_over(model)
 
 
 @contextlib.contextmanager

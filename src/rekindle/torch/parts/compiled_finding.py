@@ -20,6 +20,7 @@ from torch import nn
 from ...ask import TraceOptions
 from ...compiling import CompileOptions
 from ...errors import TraceError, UsageError
+from ...printed import first_line
 from ...progress import Progress, announce
 from ..compiled.blocks import chain_of_leaves, find_blocks
 from ..compiled.compiled_forward import not_compiled
@@ -54,7 +55,7 @@ def find(s: Subject, named: Sequence[str] | None, how: TraceOptions, progress: P
         except (UsageError, torch.OutOfMemoryError):
             raise
         except Exception as e:  # Dynamo's errors have no common class
-            why = next(iter(str(e).strip().splitlines()), "") or type(e).__name__
+            why = first_line(e) or type(e).__name__
     announce(progress, f"running {class_name(s.model)} once, to see how its submodules are called")
     calls = record(s)
     paths = _paths(s.model, calls) if named is None else list(named)

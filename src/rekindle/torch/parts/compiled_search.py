@@ -14,6 +14,7 @@ from ... import notices
 from ...ask import PlanOptions
 from ...compiling import IN_SLICES, OF_PARTS, OF_WHOLE, CompileOptions
 from ...errors import TraceError, UsageError
+from ...printed import first_line
 from ...progress import announce
 from ..compiled.compiled_forward import not_compiled
 from ..compiled.stage import Stage
@@ -25,7 +26,7 @@ from ..tensors.sharded import class_name
 from . import known_ways
 from .choices import Choices
 from .compiled_finding import Kinds
-from .compiled_ways import HALF_APART_MOST, QUICK, Measured, compiled_ways, first_line, held_uncompiled
+from .compiled_ways import HALF_APART_MOST, QUICK, Measured, compiled_ways, held_uncompiled
 from .finding import Found, Unit
 from .searching import ALIKE_LEAST_SHARE
 
@@ -103,7 +104,7 @@ def _measured(
     except torch.OutOfMemoryError:
         raise
     except Exception as e:  # the compiler's own errors have no common class
-        why = str(e) if isinstance(e, TraceError) else f"torch.compile fails: {type(e).__name__}: {first_line(e)}"
+        why = str(e) if isinstance(e, TraceError) else f"torch.compile fails: {type(e).__name__}: {first_line(e)[:120]}"
         found.plain.append(f"{name} ({why})")
         return None
     found.plain += [f"{name} {wrong}" for wrong in measured.wrong]

@@ -16,9 +16,9 @@ import torch
 from ...compiling import IN_SLICES, Compiled, CompileOptions
 from ...errors import TraceError
 from ...parts.ways import Figures, Way, best
+from ...printed import first_line
 from ...progress import Progress, announce
 from ..compiled.stage import compiled_forward
-from ..measure.levels import Levels
 from ..rewrite.closeness import difference, least_scale
 from ..run.sample import leaf_of
 from ..tensors import rng, tree
@@ -101,7 +101,7 @@ class _Trial(TrialSteps):
             except torch.OutOfMemoryError:
                 raise
             except Exception as e:  # the compiler's own errors have no common class
-                wrong.append(f'in its way "{how.saves}" ({type(e).__name__}: {first_line(e)})')
+                wrong.append(f'in its way "{how.saves}" ({type(e).__name__}: {first_line(e)[:120]})')
                 continue
             rounds = SLICED_HALF_APART_MOST if how.saves in IN_SLICES and self._has_halves() else 0.0
             if off > max(most, rounds):
@@ -190,17 +190,9 @@ class _Trial(TrialSteps):
 
     def sizes(self, how: Compiled | None) -> Figures:
         """Bytes that a step of the part takes in one way."""
-        forward, levels, out_bytes = self._forward(how), Levels(self.device), 0
-
-        def between(result: Any) -> None:
-            nonlocal out_bytes
-            out_bytes = self.bytes_made(result)
-            levels.mark("between")
-
+        forward = self._forward(how)
         self._clear(self._leaves)
-        levels.measure(lambda: self._run(forward, between))
-        before, after = levels.found
-        return Figures(max(0, before.level - out_bytes), before.peak, max(0, after.peak - out_bytes), 0.0)
+        return self.sizes_of(lambda between: self._run(forward, between))
 
     def _seconds(self, hows: Sequence[Compiled | None]) -> dict[Compiled | None, float]:
         """Seconds of the fastest of a few steps of each way, in turns."""
@@ -219,11 +211,6 @@ class _Trial(TrialSteps):
             if time.perf_counter() - start > TIMINGS_MOST_S:
                 break
         return taken
-
-
-def first_line(e: Exception) -> str:
-    """The first line of an error's message, cut short."""
-    return next((x for x in str(e).strip().splitlines() if x.strip()), "")[:120]
 
 
 def _apart(one: Sequence[torch.Tensor | None], other: Sequence[torch.Tensor | None]) -> float:

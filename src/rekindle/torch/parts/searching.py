@@ -14,6 +14,7 @@ from ... import allowance
 from ...ask import PlanOptions
 from ...errors import RekindleError
 from ...parts.ways import Way, as_part_plan, ways
+from ...printed import first_line
 from ...progress import announce
 from ..measure import trial
 from ..measure.measured_step import Subject
@@ -84,8 +85,7 @@ def _wrong(unit: Unit, way: Way, options: PlanOptions) -> str:
     except torch.OutOfMemoryError:
         raise
     except Exception as e:  # a part that works only inside of the model's step
-        line = (str(e).strip().splitlines() or [""])[0]
-        return f"fails with {type(e).__name__}: {line}"
+        return f"fails with {type(e).__name__}: {first_line(e)}"
     return f"differs in {', '.join(found)}" if found else ""
 
 

@@ -121,21 +121,14 @@ def _check_compiled(steps: Steps, plan: PartsPlan, compile: CompileOptions) -> C
 @contextlib.contextmanager
 def _instead(model: nn.Module, plan: PartsPlan) -> Any:
     """Inside, the model runs by these plans of its parts; afterwards as before."""
-    own = parts_forward(model)
-    forwards = [(m, forward_of(m)) for m in planned_parts(model)]
-    with parts_taken_off(model):
+    with parts_taken_off(model, for_good=False):
         apply_parts(model, plan, "error", check=False)
-    try:
-        yield
-    finally:
-        root = parts_forward(model)
-        assert root is not None
-        root.give_back(model)
-        if own is not None:
-            for m, forward in forwards:
-                assert forward is not None
-                forward.take_over(m)
-            own.take_over(model)
+        try:
+            yield
+        finally:
+            root = parts_forward(model)
+            assert root is not None
+            root.give_back(model)
 
 
 @contextlib.contextmanager
