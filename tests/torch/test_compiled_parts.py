@@ -24,7 +24,7 @@ from rekindle.torch.compiled.compiled_forward import CompiledForward
 from rekindle.torch.compiled.compiler import compile_graph
 from rekindle.torch.compiled.whole_graph import StagedForward
 from rekindle.torch.parts import compiled_finding, compiled_search
-from rekindle.torch.parts.applied import forward_of, planned_parts
+from rekindle.torch.parts.applied import forwards_of
 from rekindle.torch.parts.compiled_ways import compiled_ways
 from rekindle.torch.parts.dividing import Dividing
 from rekindle.torch.serve.verify import subject
@@ -71,7 +71,7 @@ def net(drop: float = 0.0, depth: int = 6) -> tuple[Net, torch.Tensor]:
 
 
 def forwards(model: nn.Module) -> list[CompiledForward]:
-    found = [forward_of(m) for m in planned_parts(model)]
+    found = [f for _, f in forwards_of(model)]
     assert all(isinstance(f, CompiledForward) for f in found)
     return found  # type: ignore[return-value]
 
@@ -165,7 +165,7 @@ def test_plans_travel(half: tuple[Net, torch.Tensor], tmp_path: Path) -> None:
     for other in (bound, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert apart(other, model, x) == 0.0
         assert [f.way for f in forwards(other)] == [f.way for f in forwards(model)]
-    assert not planned_parts(rekindle.restore(bound))
+    assert not forwards_of(rekindle.restore(bound))
 
 
 def test_damaged_files_are_refused(half: tuple[Net, torch.Tensor]) -> None:
@@ -200,7 +200,7 @@ def test_equal_parts_are_compiled_once(half: tuple[Net, torch.Tensor]) -> None:
     rekindle.checkpoint(model, x, 0.4, compile=True, **QUIET)
     trained(model, x)
     assert len(stage._compiled) == before > 0
-    assert 0 < len(planned_parts(model)) <= 12
+    assert 0 < len(forwards_of(model)) <= 12
 
 
 def test_masks_are_those_of_parts_compiled_without_a_plan() -> None:

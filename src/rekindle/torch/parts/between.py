@@ -27,10 +27,10 @@ from ..serve.planned import PlannedForward
 from ..tensors import tree
 from ..tensors.op_tensors import storage_of
 from .again import AgainForward
+from .applied import Forward
 from .finding import Unit
 
 BEGINS, ENDS = "begins", "ends"
-Forward = PlannedForward | AgainForward | CompiledForward
 
 
 @dataclass(frozen=True)

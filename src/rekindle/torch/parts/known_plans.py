@@ -8,7 +8,6 @@ that is damaged counts as absent and is replaced; if the folder cannot be used, 
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from ...errors import FormatError
-from ...model import options_file
+from ...model import formats, options_file
 from ...model.cache_folder import cache_folder
 from ...parts.files import parts_plan_from_json
 from ...parts.plan import PartsPlan
@@ -32,7 +31,6 @@ from .dividing import Request, held_throughout
 from .finding import Found
 from .known_ways import digest, read, write
 
-log = logging.getLogger("rekindle")
 FORMAT = "rekindle.remembered_parts/1"
 VERSION = 1  # raise it whenever a request leads to another plan: plans that are older are then not used
 
@@ -49,21 +47,19 @@ def place(request: Request, s: Subject, found: Found) -> Path | None:
 
 def recall(path: Path | None, request: Request, seconds: float) -> PartsPlan | None:
     """The plan in the file; None: there is none. seconds : what it took to ask."""
-    if path is None:
+    found = read(path, FORMAT, _plan)
+    if found is None:
         return None
-    try:
-        r = read(path, FORMAT)
-        plan = parts_plan_from_json(r.table("plan"), str(path))
-        offer = r.doc.get("offer")
-        if offer is not None and (not isinstance(offer, list) or [type(x) for x in offer] != [int, float]):
-            raise FormatError(f"{path} offers {offer!r}")
-    except FileNotFoundError:
-        return None
-    except (OSError, FormatError) as e:
-        log.debug("a remembered plan passed over: %s", e)
-        return None
-    made = replace(plan, asked=request.options, captured=request.captured, solve_seconds=seconds)
-    return replace(made, offer=None if offer is None else (offer[0], offer[1]))
+    return replace(found, asked=request.options, captured=request.captured, solve_seconds=seconds)
+
+
+def _plan(r: formats.Reader) -> PartsPlan:
+    offer = r.doc.get("offer")
+    if offer is not None and (not isinstance(offer, list) or [type(x) for x in offer] != [int, float]):
+        raise FormatError(f"{r.where} offers {offer!r}")
+    return replace(
+        parts_plan_from_json(r.table("plan"), r.where), offer=None if offer is None else (offer[0], offer[1])
+    )
 
 
 def keep(path: Path | None, plan: PartsPlan) -> None:

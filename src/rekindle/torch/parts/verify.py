@@ -25,7 +25,7 @@ from ..measure.measured_step import LossOf, Way
 from ..serve.verify import Check, Steps, as_check, check_step, subject
 from ..tensors.precision import deterministic
 from ..trace import plain_forward
-from .applied import PartForward, apply_parts, forward_of, parts_aside, parts_forward, parts_taken_off, planned_parts
+from .applied import PartForward, apply_parts, forwards_of, parts_aside, parts_forward, parts_taken_off
 from .compiled_search import reference, rounded
 
 
@@ -108,8 +108,8 @@ def _check_compiled(steps: Steps, plan: PartsPlan, compile: CompileOptions) -> C
     steps.run("planned")  # compiles what is not compiled yet
     ours, eager = steps.run("planned"), steps.plain_if_it_fits()
     with contextlib.ExitStack() as stack:
-        for m in planned_parts(steps.s.model):
-            if isinstance(part := forward_of(m), CompiledForward):
+        for _, part in forwards_of(steps.s.model):
+            if isinstance(part, CompiledForward):
                 stack.enter_context(part.as_it_is())
         theirs, apart = reference(eager, partial(steps.run, "planned"), compile)
     found = compare(ours, theirs, False, rounded(ours, apart))
@@ -134,7 +134,7 @@ def _instead(model: nn.Module, plan: PartsPlan) -> Any:
 @contextlib.contextmanager
 def _silent(model: nn.Module) -> Any:
     with contextlib.ExitStack() as stack:
-        for m in planned_parts(model):
-            if isinstance(forward := forward_of(m), PartForward):
+        for _, forward in forwards_of(model):
+            if isinstance(forward, PartForward):
                 stack.enter_context(forward.silent())
         yield
