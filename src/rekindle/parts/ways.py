@@ -36,7 +36,7 @@ WAYS_MOST, WAYS_MOST_IN_ALL = 20, 240
 
 @dataclass(frozen=True)
 class Figures:
-    """What one way to run a part takes, beside what is held around the part.
+    """The bytes and the cost of one way to run a part, beside what is held around the part.
 
     held_bytes : held from the end of its forward to the beginning of its backward.
     forward_bytes, backward_bytes : the most that the part holds while its forward or its backward runs. Results and bytes held

@@ -22,11 +22,9 @@ from .again import AgainForward
 from .finding import Unit
 from .trial_steps import TrialSteps
 
-TIMINGS, TIMINGS_MOST_S = (
-    3,
-    0.5,
-)  # of the forward, and of each step, which is not timed again after so many seconds; guesses
-RULES_MOST = 6  # that are measured; a guess
+TIMINGS = 3  # of the forward, and of each step; a guess
+TIMINGS_MOST_S = 0.5  # after which it is not timed again; a guess
+RULES_MOST = 6  # rules that are measured; a guess
 
 
 def again_ways(unit: Unit, device: torch.device, cost: str) -> list[Way]:
