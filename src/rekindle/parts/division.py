@@ -19,10 +19,9 @@ import numpy as np
 from .. import planner
 from .ways import Figures
 
-# Equal parts make many choices equal, and most of the time of a search goes into proving the last percent.
-TIME_LIMIT_S = (
-    0.3  # of one mixed-integer program; on 28 steps of 24 and 48 layers of five models, 1 s gave the same answers
-)
+# The time of one mixed-integer program. Equal parts make many choices equal, so most of it goes into proving the last percent: on
+# 28 steps of 24 and 48 layers of five models, 1 s gave the same peaks and extra costs.
+TIME_LIMIT_S = 0.3
 LONGER_TIMES = 30  # times that limit, if no choice was found until then; a guess
 PEAK_GAP_SHARE = 3e-3  # of the least peak, by which the answer may miss it; a guess
 # The answer may miss the least extra cost by 1 % of this cost and 0.05 % of the step. On steps of 24 layers of three models at

@@ -33,9 +33,8 @@ HALF_APART_MOST, EAGER_APART_MOST = 0.05, 1e-3
 # A way is right if it is at most so far from the part compiled as it is, or twice as far as that is from eager. Steps with
 # half-precision numbers that draw random numbers, which no eager step can be compared with, may be HALF_APART_MOST apart.
 APART_MOST = 1e-5  # a guess
-SLICED_HALF_APART_MOST = (
-    0.01  # of a loss in slices, each of which rounds its part of a half-precision gradient; a guess
-)
+# The same of a loss in slices, each of which rounds its part of a half-precision gradient; a guess.
+SLICED_HALF_APART_MOST = 0.01
 MIN_CUT, QUICK = Compiled(), ("min-cut", "inputs")
 
 

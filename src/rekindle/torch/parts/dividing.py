@@ -42,9 +42,8 @@ from .words import Covered, covered
 # All are guesses.
 DIVISIONS_MOST = 4  # that are tried by a measured step
 UNUSED_SHARE = 0.03  # of a budget, that may stay unused without another division
-COUNTS_SHARE = (
-    0.005  # of what a step holds between forward and backward, and of its peak, below which parts are not planned
-)
+# Parts are not planned that hold less than this share of what a step holds between forward and backward, and of its peak.
+COUNTS_SHARE = 0.005
 # Steps of a sharded model by one division, of which the largest peak counts: on the CPU the buffers in which parameters and
 # gradients travel come and go in threads of gloo, later in one step than in another.
 SHARDED_STEPS = 3
