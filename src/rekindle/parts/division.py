@@ -19,8 +19,8 @@ import numpy as np
 from .. import planner
 from .ways import Figures
 
-# The time of one mixed-integer program. Equal parts make many choices equal, so most of it goes into proving the last percent: on
-# 28 steps of 24 and 48 layers of five models, 1 s gave the same peaks and extra costs.
+# The time of one mixed-integer program. Equal parts make many choices equal, so most of it goes into proving the last percent:
+# on 28 steps of 24 and 48 layers of five models, 1 s gave the same peaks and extra costs.
 TIME_LIMIT_S = 0.3
 LONGER_TIMES = 30  # times that limit, if no choice was found until then; a guess
 PEAK_GAP_SHARE = 3e-3  # of the least peak, by which the answer may miss it; a guess
