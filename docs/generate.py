@@ -13,6 +13,7 @@ from pathlib import Path
 
 import rekindle
 from rekindle import registry
+from rekindle.model.any_plan import AnyPlan
 from rekindle.problem import Solver
 
 DOCS = Path(__file__).parent
@@ -104,6 +105,8 @@ def _directive(name: str) -> str:
     if not isinstance(thing, type):
         return f".. autofunction:: {name}\n"
     shown = "   :show-inheritance:" if issubclass(thing, Exception) else "   :members:"
+    if issubclass(thing, AnyPlan):
+        shown += "\n   :inherited-members:"
     return f".. autoclass:: {name}\n{shown}\n"
 
 

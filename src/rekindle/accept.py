@@ -13,8 +13,8 @@ from .arguments import callback, choice, flag, names_in
 from .ask import EFFORTS, GRADIENTS, PARITIES, PlanOptions
 from .compiling import CompileOptions
 from .errors import UsageError
+from .model.any_plan import AnyPlan
 from .model.graph import COSTS, Graph
-from .model.plan import Plan
 from .printed import value
 
 TIME_MOST_S = 1e9  # of a search: thirty years
@@ -114,13 +114,13 @@ def trace_or_graph(what: Any, target: str | None, options: PlanOptions, gradient
 
 
 def plan(given: Any) -> None:
-    """Check that the argument is a Plan.
+    """Check that the argument is a plan, of a whole step or of parts.
 
     Raises
     ------
     UsageError : the argument is something else; the message says how to get a plan.
     """
-    if isinstance(given, Plan):
+    if isinstance(given, AnyPlan):
         return
     if isinstance(given, str | os.PathLike):
         raise UsageError(

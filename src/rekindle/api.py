@@ -197,32 +197,25 @@ def apply(model: nn.Module, plan: Plan | PartsPlan, on_new_shape: str = "plan") 
     torch_accept.process("apply")
     torch_accept.module(model)
     choice("on_new_shape", on_new_shape, NEW_SHAPE)
-    if isinstance(plan, PartsPlan):
-        return _apply_parts(model, plan, on_new_shape, check=True)
     accept.plan(plan)
     return _apply(model, plan, on_new_shape, check=True)
 
 
-def _apply_parts(model: nn.Module, plan: PartsPlan, on_new_shape: str, check: bool) -> nn.Module:
-    """`apply` of the plans of a model's parts."""
-    from .torch.accept import alone
-    from .torch.parts.applied import apply_parts, parts_taken_off
-
-    with alone("apply", model), parts_taken_off(model):
-        return apply_parts(model, plan, on_new_shape, check)
-
-
-def _apply(model: nn.Module, plan: Plan, on_new_shape: str, check: bool, first: Plan | None = None) -> nn.Module:
+def _apply(
+    model: nn.Module, plan: Plan | PartsPlan, on_new_shape: str, check: bool, first: Plan | None = None
+) -> nn.Module:
     """`apply`, with all that `checkpoint` adds.
 
     check : whether a plan for a new shape is tried on its call before it is used.
     first : the plan of the very first call, if that call has another graph than the later ones; `plan`: it runs plain.
     """
     from .torch.accept import alone
-    from .torch.parts.applied import parts_taken_off
+    from .torch.parts.applied import apply_parts, parts_taken_off
     from .torch.serve.planned import PlannedForward
 
     with alone("apply", model), parts_taken_off(model):
+        if plan.kind == "parts":
+            return apply_parts(model, plan, on_new_shape, check)
         forward = PlannedForward(model, plan, on_new_shape, replan_with, check, later=first is not None)
         if first is plan:
             forward.leave_first_plain()
@@ -385,7 +378,7 @@ def checkpoint(
                 if later is None and strict:
                     raise
                 found = later or parts_for_all(replace(request, error=e))
-        if isinstance(found, PartsPlan):
+        if found.kind == "parts":
             makes = f"; it makes all results, {', '.join(unused)} too" if unused and not found.stages else ""
             notices.say(f"{type(model).__name__}: {found.covered}{makes}", aloud=options.progress is not False)
             log.info(found.sentence)
@@ -394,7 +387,7 @@ def checkpoint(
             later = for_later_calls(model, *arguments_of_call(model, sample), planned, None)
     if found.offer is not None or found.options.missed(found.goal) is not None:
         notices.say(f"{type(model).__name__}: {found.sentence}", aloud=options.progress is not False)
-    if isinstance(found, PartsPlan):
+    if found.kind == "parts":
         restore(model)
-        return _apply_parts(model, found, on_new_shape, check)
+        return _apply(model, found, on_new_shape, check)
     return _apply(model, later or found, on_new_shape, check, None if later is None else found)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from . import registry, solvers
 from .errors import UsageError
+from .model.any_plan import AnyPlan
 from .model.plan import Plan
 from .parts.plan import PartsPlan
 from .problem import Solver
@@ -42,12 +43,13 @@ def _solvers_of(what: Plan | PartsPlan | str) -> list[str]:
     """Names of the solvers behind a plan, each once."""
     if isinstance(what, str):
         return [what]
-    if isinstance(what, PartsPlan):
-        return list(dict.fromkeys(n for part in what.parts for plan in part.plans for n in _solvers_of(plan)))
-    if not isinstance(what, Plan):
+    if not isinstance(what, AnyPlan):
         raise UsageError(f"cite takes a plan or the name of a solver, not something of type {type(what).__name__}")
-    asked = registry.get(what.solver).members(what.graph, what.options.effort, what.status == "optimal")
-    return [what.solver, *asked]
+    found: dict[str, None] = {}
+    for _, p in what.pieces:
+        asked = registry.get(p.solver).members(p.graph, p.options.effort, p.status == "optimal")
+        found |= dict.fromkeys([p.solver, *asked])
+    return [*found]
 
 
 def _entries(solver: Solver) -> tuple[str, ...]:

@@ -89,7 +89,7 @@ def run(out_dir: str | Path = ".", console: Console | None = None, quick: bool =
 def _train_both(training: Training, settings: DemoSettings, folder: Path, console: Console) -> dict[str, Any]:
     """Plan one model, train it plain and planned, measure a step of each, and draw it: a row of the result."""
     from . import api, zoo
-    from .torch.serve.verify import verify
+    from .torch.parts.verify import verify
     from .torch.trace import trace
 
     name, batch, options, steps = training

@@ -30,6 +30,11 @@ def shortened(text: str) -> str:
     return text if len(text) <= 2 * half else f"{text[:half]} … {text[-half:]}"
 
 
+def first_line(e: BaseException) -> str:
+    """The first line of an error's message that says something."""
+    return next((x for x in str(e).splitlines() if x.strip()), "").strip()
+
+
 def name(text: str) -> str:
     """A name that is safe to print: `printable`, and cut to 200 characters."""
     text = text if len(text) <= NAME_MOST_LETTERS else text[: NAME_MOST_LETTERS - 1] + "…"

@@ -218,7 +218,7 @@ def test_a_certificate_that_was_not_verified_is_shown_as_its_files_own(
     )
     graph = plan.graph
     point = replace(Point.of(plan, graph.weights()), verified=False, ends=(), bytes=())
-    data = document.of_plan(claims, [point])
+    data = document.of_plan(claims, [[point]])
     file = tmp_path / "report.html"
     file.write_text(write.page(data))
     page = Page(chromium, file, width)
@@ -234,7 +234,7 @@ def test_a_certificate_that_was_not_verified_is_shown_as_its_files_own(
     )  # below the plan's own mark
     assert "holds no schedule" in page.js("return document.querySelector('.details').textContent")
     # one that was verified is still certified, and draws the area
-    file.write_text(write.page(document.of_plan(plan, [point])))
+    file.write_text(write.page(document.of_plan(plan, [[point]])))
     page = Page(chromium, file, width)
     assert "certified" in page.js("return document.querySelector('.memory .bound').textContent")
     assert page.js("return document.querySelectorAll('.curve .never').length") == 1
@@ -246,7 +246,7 @@ def test_a_bound_on_the_cost_is_never_rounded_up(chromium: Any, tmp_path: Path) 
         rekindle.plan(blocks(8), 0.6, solver="every", cache=False), status="feasible", least_overhead=0.12395
     )
     file = tmp_path / "report.html"
-    file.write_text(write.page(document.of_plan(plan, [Point.of(plan, plan.graph.weights())])))
+    file.write_text(write.page(document.of_plan(plan, [[Point.of(plan, plan.graph.weights())]])))
     page = Page(chromium, file, 1280)
     for selector in (".figures", ".details"):
         said = page.js("return document.querySelector(arguments[0]).textContent", selector)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.parts.division import OPEN, Moment, Step, _Program, divide
-from rekindle.parts.figures import Figures
+from rekindle.parts.ways import Figures
 
 
 @st.composite

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.parts.figures import Figures
-from rekindle.parts.ways import Way, best, thinned
+from rekindle.parts.ways import Figures, Way, best, thinned
 
 MOST = 20
 

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import rekindle
 from compiled_steps import trained
 from rekindle.compiling import Compiled
-from rekindle.torch.parts.applied import forward_of, planned_parts
+from rekindle.torch.parts.applied import forwards_of
 
 HOW: dict[str, Any] = {"compile": True, "effort": "quick", "progress": False}
 
@@ -51,8 +51,8 @@ def both() -> tuple[nn.Module, nn.Module, torch.Tensor]:
     x = sample()
     planned = rekindle.checkpoint(Net(), x, 0.5, parts="blocks.*", **HOW)
     twin = copy.deepcopy(planned)
-    for m in planned_parts(twin):
-        forward_of(m).way = Compiled()  # type: ignore[union-attr]
+    for _, forward in forwards_of(twin):
+        forward.way = Compiled()  # type: ignore[union-attr]
     return planned, twin, x
 
 

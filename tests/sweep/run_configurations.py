@@ -38,7 +38,7 @@ from torch import Tensor, nn
 import rekindle
 from rekindle import RekindleError
 from rekindle.torch.parts.again import AgainForward
-from rekindle.torch.parts.applied import forward_of, planned_parts
+from rekindle.torch.parts.applied import forwards_of
 
 ROWS = Path(os.environ.get("REKINDLE_SWEEP_ROWS", "out/sweep-configurations.jsonl"))
 HOW: dict[str, Any] = {"solver": "storages", "time_limit": float(os.environ.get("REKINDLE_SWEEP_SECONDS", "2"))}
@@ -59,7 +59,7 @@ CODE = code()
 
 def plans_made(model: nn.Module) -> int:
     """How many plans a planned model, or its planned parts, have made or bound so far."""
-    forwards: list[Any] = [forward_of(m) for m in planned_parts(model)] or [model.forward]
+    forwards: list[Any] = [f for _, f in forwards_of(model)] or [model.forward]
     return sum(len(list(f.bounds)) for f in forwards if not isinstance(f, AgainForward))
 
 

@@ -24,10 +24,9 @@ from rekindle.torch.compiled.compiled_forward import CompiledForward
 from rekindle.torch.compiled.compiler import compile_graph
 from rekindle.torch.compiled.whole_graph import StagedForward
 from rekindle.torch.parts import compiled_finding, compiled_search
-from rekindle.torch.parts.applied import forward_of, planned_parts
+from rekindle.torch.parts.applied import forwards_of
 from rekindle.torch.parts.compiled_ways import compiled_ways
 from rekindle.torch.parts.dividing import Dividing
-from rekindle.torch.parts.kinds import Kinds
 from rekindle.torch.serve.verify import subject
 
 QUIET: dict[str, Any] = {"progress": False}
@@ -72,7 +71,7 @@ def net(drop: float = 0.0, depth: int = 6) -> tuple[Net, torch.Tensor]:
 
 
 def forwards(model: nn.Module) -> list[CompiledForward]:
-    found = [forward_of(m) for m in planned_parts(model)]
+    found = [f for _, f in forwards_of(model)]
     assert all(isinstance(f, CompiledForward) for f in found)
     return found  # type: ignore[return-value]
 
@@ -166,7 +165,7 @@ def test_plans_travel(half: tuple[Net, torch.Tensor], tmp_path: Path) -> None:
     for other in (bound, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert apart(other, model, x) == 0.0
         assert [f.way for f in forwards(other)] == [f.way for f in forwards(model)]
-    assert not planned_parts(rekindle.restore(bound))
+    assert not forwards_of(rekindle.restore(bound))
 
 
 def test_damaged_files_are_refused(half: tuple[Net, torch.Tensor]) -> None:
@@ -201,7 +200,7 @@ def test_equal_parts_are_compiled_once(half: tuple[Net, torch.Tensor]) -> None:
     rekindle.checkpoint(model, x, 0.4, compile=True, **QUIET)
     trained(model, x)
     assert len(stage._compiled) == before > 0
-    assert 0 < len(planned_parts(model)) <= 12
+    assert 0 < len(forwards_of(model)) <= 12
 
 
 def test_masks_are_those_of_parts_compiled_without_a_plan() -> None:
@@ -381,7 +380,7 @@ def test_parts_are_equal_where_all_is_that_forward_reads() -> None:
     model.blocks[3].drop.p = 0.5  # type: ignore[union-attr]
     named = [f"blocks.{i}" for i in range(1, 4)]  # the first is called with a tensor of no gradient
     units = compiled_finding.find(subject(model, x), named, TraceOptions(compile=CompileOptions()), False).units
-    kinds = Kinds()
+    kinds = compiled_finding.Kinds()
     found = [kinds.of(u) for u in units]
     assert found[0] == found[1] != found[2]
-    assert found == [Kinds().of(u) for u in units]
+    assert found == [compiled_finding.Kinds().of(u) for u in units]

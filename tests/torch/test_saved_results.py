@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 import rekindle
 from models_in_parts import differing, routed, train
 from rekindle import FormatError
-from rekindle.parts.save_rule import SaveRule
+from rekindle.parts.plan import SaveRule
 from rekindle.torch.compiled.saved_results import Prices, price
 from rekindle.torch.parts import again_ways
 from rekindle.torch.parts.again import AgainForward
@@ -98,7 +97,7 @@ def test_plans_choose_rules_and_their_files_carry_them(tmp_path: Path, monkeypat
     check = rekindle.verify(model, sample, count_flops=True)
     assert check.ok
     assert check.flops_overhead <= plan.overhead + 0.002
-    monkeypatch.setattr(again_ways, "SETTINGS", replace(again_ways.SETTINGS, rules_most=0))
+    monkeypatch.setattr(again_ways, "RULES_MOST", 0)
     whole = rekindle.checkpoint(copy.deepcopy(twin), sample, 0.6, cost="flops", effort="quick", progress=False)
     assert plan.overhead < 0.9 * whole.forward.plan.overhead
     plan.save(tmp_path / "plan.json")

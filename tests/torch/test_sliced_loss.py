@@ -16,7 +16,6 @@ import rekindle
 from rekindle.compiling import IN_SLICES, CompileOptions
 from rekindle.errors import UsageError
 from rekindle.torch.compiled import sliced_loss
-from rekindle.torch.compiled.sliced_loss import SliceSettings
 from rekindle.torch.compiled.whole_graph import StagedForward
 
 WIDTH, WORDS = 8, 24
@@ -97,13 +96,13 @@ def test_slices_have_the_numbers_of_the_whole_loss(
     x, labels = torch.randn(batch, length, WIDTH, requires_grad=True), torch.randint(0, WORDS, (batch, length))
     labels[torch.rand(labels.shape) < ignored / 4] = -100 if name != "smooth" else 3
     found, tensors = stage(Language(LOSSES[name], bias), x, labels)
-    before = sliced_loss.SETTINGS
-    sliced_loss.SETTINGS = SliceSettings(most)
+    before = sliced_loss.SLICES_MOST
+    sliced_loss.SLICES_MOST = most
     try:
         assert found.has_slices(way)
         made = found.body(way)
     finally:
-        sliced_loss.SETTINGS = before
+        sliced_loss.SLICES_MOST = before
     for ours, theirs in zip(outcome(made, tensors), outcome(found, tensors), strict=True):
         torch.testing.assert_close(ours, theirs, equal_nan=True)
 

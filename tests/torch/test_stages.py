@@ -15,9 +15,9 @@ from torch.nn import functional as F
 from rekindle.compiling import Compiled, CompileOptions
 from rekindle.errors import RekindleWarning
 from rekindle.torch.compiled import whole_graph
-from rekindle.torch.compiled.compiled_calls import settings
+from rekindle.torch.compiled.compiled_forward import settings
 from rekindle.torch.compiled.compiler import compile_graph
-from rekindle.torch.compiled.whole_graph import StagedForward, StageSettings
+from rekindle.torch.compiled.whole_graph import StagedForward
 
 LOGGER = logging.getLogger("a model's own")
 
@@ -229,7 +229,7 @@ def test_other_flags_are_other_kinds() -> None:
 
 
 def test_neighbours_are_joined_until_there_are_few_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whole_graph, "SETTINGS", StageSettings(kinds_most=2))
+    monkeypatch.setattr(whole_graph, "KINDS_MOST", 2)
     model = nn.ModuleList(nn.Sequential(nn.Linear(n, n + 1), nn.Tanh()) for n in range(8, 14))
 
     class Grows(nn.Module):

@@ -14,12 +14,11 @@ from command_line import PLAIN, Ran, step
 from plan_documents import parts_plan
 from rekindle.errors import UsageError
 from rekindle.explain import explain_schedule
-from rekindle.explain.comparison import Difference, Sizes
+from rekindle.explain.comparison import Difference, Sizes, compare
 from rekindle.model import formats
 from rekindle.model.graph import BOUNDARY, Graph, Op, Value
 from rekindle.model.plan import Plan
 from rekindle.model.schedule import Schedule
-from rekindle.parts.comparing import compare
 from rekindle.show.compared import compared_view
 
 MIB = 2**20

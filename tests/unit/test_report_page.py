@@ -25,7 +25,6 @@ from rekindle.model.judge import simulate
 from rekindle.model.plan import Plan
 from rekindle.model.schedule import RUN, Schedule
 from rekindle.parts.plan import Part, PartsPlan
-from rekindle.show.report import document
 from rekindle.show.report.curve import points_of_file
 from rekindle.show.report.held import PART_OF, PARTS, RECOMPUTED, SAVED, MemoryByPart
 from rekindle.show.report.make import report
@@ -281,4 +280,4 @@ def test_the_command_refuses_early(plan: Plan, tmp_path: Path, capfd: pytest.Cap
 def test_equal_plans_of_parts_are_one(plan: Plan) -> None:
     parts = (Part("a.0", (plan,)), Part("a.1", (replace(plan),)))
     whole = PartsPlan("M", parts, 1, None, 0, None, 0.0, 0.0, Goal(max_overhead=0.1), "seconds", "", 0.0)
-    assert [paths for _, paths in document.distinct(whole)] == [["a.0", "a.1"]]
+    assert [paths for _, paths in whole.distinct()] == [["a.0", "a.1"]]

@@ -16,12 +16,12 @@ import rekindle
 from command_line import step
 from rekindle.ask import Goal, PlanOptions
 from rekindle.errors import FormatError, UsageError
+from rekindle.explain.comparison import compare
 from rekindle.model import formats
 from rekindle.model.plan import Plan
 from rekindle.model.rewriting import CONVOLUTIONS, PICKED, SAVES, SLICES, Plain, Rewrite, Rewriting
 from rekindle.model.rewriting_words import clause, line, rows, short, sums
 from rekindle.own_terms import beside_captured, plain_figures
-from rekindle.parts.comparing import compare
 from rekindle.planner import plan_graph
 from rekindle.show.compared import compared_view
 from rekindle.show.report import document
@@ -192,11 +192,11 @@ def test_plans_of_the_captured_and_of_the_rewritten_step_are_compared() -> None:
 
 def test_the_report_shows_what_was_rewritten() -> None:
     plan = rewritten()
-    (part,) = document.of_plan(plan, [])["parts"]
+    (part,) = document.of_plan(plan, [[]])["parts"]
     assert part["rewriting"] == [list(row) for row in rows(plan.rewriting)]  # type: ignore[arg-type]
     assert part["plainPeak"] == plan.baseline_peak_bytes
     assert all(HOLDS in words for label, words in part["claims"] if label in ("smallest peak", "bound on the peak"))
-    assert document.of_plan(replace(plan, rewriting=None), [])["parts"][0]["rewriting"] == []
+    assert document.of_plan(replace(plan, rewriting=None), [[]])["parts"][0]["rewriting"] == []
 
 
 def test_the_curve_of_a_report_says_of_which_step_it_is() -> None:
@@ -212,8 +212,8 @@ def test_the_curve_of_a_report_says_of_which_step_it_is() -> None:
     of_captured = replace(plan, rewriting=replace(plan.rewriting, captured_hash=smaller.graph_hash))  # type: ignore[type-var]
     given = points_of(of_captured, [smaller], weights)
     assert [(p.captured, p.peak_bytes) for p in given] == [(True, smaller.peak_bytes)]
-    assert document.of_plan(of_captured, given)["parts"][0]["curveStep"] == "captured"
-    assert document.of_plan(plan, searched)["parts"][0]["curveStep"] == "rewritten"
+    assert document.of_plan(of_captured, [given])["parts"][0]["curveStep"] == "captured"
+    assert document.of_plan(plan, [searched])["parts"][0]["curveStep"] == "rewritten"
     with pytest.raises(UsageError, match="the frontier is for graph"):
         points_of(plan, [smaller], weights)
 

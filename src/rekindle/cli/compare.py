@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..parts.comparing import compare as compare_plans
+from ..explain.comparison import compare as compare_plans
 from ..progress import announce, telling
 from ..show.compared import compared_view
 from .answer import Answer

@@ -8,8 +8,6 @@ from typing import Annotated
 import typer
 
 from ..errors import UsageError
-from ..model.plan import Plan
-from ..parts.plan import PartsPlan
 from ..printed import name, value
 from ..progress import announce, telling
 from ..show.report.curve import Frontier, points_of_file
@@ -48,13 +46,15 @@ def report(plan: PlanFile, html: Html = None, frontier: Curve = "auto", json: Js
     check_writable(target, reads=[plan, None if frontier in SEARCHES else frontier])
     with telling(None):
         made = load_plan(plan)
-        if isinstance(made, Plan):
+        if made.kind == "step":
             made = proven(made)
-        if frontier.endswith(".json") and isinstance(made, PartsPlan):
+            curve = SEARCHES[frontier] if frontier in SEARCHES else points_of_file(frontier, made)
+        elif frontier in SEARCHES:
+            curve = SEARCHES[frontier]
+        else:
             raise UsageError(
                 "a frontier file holds one curve, and this plan has one for each part; give --frontier quick"
             )
-        curve = SEARCHES[frontier] if frontier in SEARCHES else points_of_file(frontier, made)  # type: ignore[arg-type]
         announce(None, "writing the report")
         write_report(made, target, curve)
     document = {"html": str(target), "bytes": target.stat().st_size, "verdict": made.sentence}

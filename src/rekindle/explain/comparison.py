@@ -14,16 +14,23 @@ from ..model.schedule import Schedule
 from ..printed import name
 from .holding import WORKSPACE, is_gradient, peak
 from .loss import loss_ops
+from .patterns import paths_pattern
 from .rows import Sums, forward_tree
 
 if TYPE_CHECKING:
     from ..model.plan import Plan
+    from ..parts.plan import PartsPlan
 
 FORMAT = "rekindle.comparison/1"
 FIGURES = (
     "peak_bytes", "activation_peak_bytes", "baseline_peak_bytes", "resident_bytes", "seconds", "overhead", "flops_overhead",
     "op_runs", "rewritten", "bound_bytes", "gap", "least_overhead", "cost", "solver", "status", "verified", "goal",
 )  # fmt: skip
+FIGURES_OF_PARTS = (  # of two plans of which one is of parts
+    "peak_bytes", "activation_peak_bytes", "baseline_peak_bytes", "measured_bytes", "resident_bytes", "seconds", "overhead",
+    "least_overhead", "cost", "verified", "goal", "covered",
+)  # fmt: skip
+KINDS = {"step": "the plan of a whole step", "parts": "plans of parts"}
 
 
 @dataclass(frozen=True)
@@ -78,15 +85,49 @@ class Comparison:
         }  # fmt: skip
 
 
-def compare_plans(a: Plan, b: Plan, names: tuple[str, str]) -> Comparison:
-    """Two plans of whole steps. names : how the two are called, in the answer."""
-    sizes = [module_sizes(p.graph, p.schedule) for p in (a, b)]
-    return Comparison(
-        *names,
-        {key: (plan_figure(a, key), plan_figure(b, key)) for key in FIGURES},
-        differences(*sizes),
-        (*_rewritings(a, b, names), *graph_differences(a.graph, b.graph, names)),
-    )
+def compare(a: Plan | PartsPlan, b: Plan | PartsPlan, names: tuple[str, str] = ("a", "b")) -> Comparison:
+    """Two plans side by side, each of a whole step or of the parts of a model.
+
+    names : how the two are called, in the answer.
+    """
+    if a.kind == "step" and b.kind == "step":
+        sizes = [module_sizes(p.graph, p.schedule) for p in (a, b)]
+        graphs = (*_rewritings(a, b, names), *graph_differences(a.graph, b.graph, names))
+        return Comparison(*names, _figures(a, b, FIGURES), differences(*sizes), graphs)
+    figures = _figures(a, b, FIGURES_OF_PARTS)
+    if a.kind == "parts" and b.kind == "parts":
+        return Comparison(
+            *names, figures, differences(_part_sizes(a), _part_sizes(b)), _differences_of_parts(a, b, names)
+        )
+    holds = f"{names[0]} holds {KINDS[a.kind]}, {names[1]} holds {KINDS[b.kind]}."
+    return Comparison(*names, figures, (), (holds,))
+
+
+def _figures(a: Plan | PartsPlan, b: Plan | PartsPlan, keys: Iterable[str]) -> dict[str, tuple[Any, Any]]:
+    return {key: (plan_figure(a, key), plan_figure(b, key)) for key in keys}
+
+
+def _part_sizes(plan: PartsPlan) -> dict[str, tuple[int, Sizes]]:
+    """pattern of the parts of one plan -> (how many, their figures)."""
+    return {
+        f"{r.pattern} ({r.kind})": (r.count, Sizes(r.kept_bytes, r.recomputed_bytes, 0, r.added_seconds))
+        for r in plan.explain().rows
+    }
+
+
+def _differences_of_parts(a: PartsPlan, b: PartsPlan, names: tuple[str, str]) -> tuple[str, ...]:
+    """Which parts are in one plan alone, and the differences of the first part whose graphs differ."""
+    here, there = ({part.path: part for part in p.parts} for p in (a, b))
+    found = []
+    for one, two, whose in ((here, there, names[0]), (there, here, names[1])):
+        if alone := [path for path in one if path not in two]:
+            found.append(f"{they_are(len(alone), 'part')} in {whose} alone: {paths_pattern(alone, list(one))}.")
+    for path in here:
+        pairs = zip(here[path].plans, there[path].plans, strict=False) if path in there else ()
+        for p, q in pairs:
+            if p.graph_hash != q.graph_hash:
+                return (*found, f"Part {path} has another graph.", *graph_differences(p.graph, q.graph, names))
+    return tuple(found)
 
 
 def _rewritings(a: Plan, b: Plan, names: tuple[str, str]) -> list[str]:
@@ -103,15 +144,17 @@ def _rewritings(a: Plan, b: Plan, names: tuple[str, str]) -> list[str]:
     return found
 
 
-def plan_figure(plan: Plan, key: str) -> Any:
-    """One of `FIGURES` of a plan."""
-    if key == "resident_bytes":
+def plan_figure(plan: Plan | PartsPlan, key: str) -> Any:
+    """A figure of a plan by its name in a comparison; None: such a plan has no such figure."""
+    if key == "goal":
+        return plan.goal.to_json()
+    if plan.kind == "step" and key == "resident_bytes":
         return plan.graph.resident_bytes
-    if key == "op_runs":
+    if plan.kind == "step" and key == "op_runs":
         return len(plan.schedule.runs)
-    if key == "rewritten":
+    if plan.kind == "step" and key == "rewritten":
         return None if plan.rewriting is None else short(plan.rewriting)
-    return plan.goal.to_json() if key == "goal" else getattr(plan, key)
+    return getattr(plan, key, None)
 
 
 def module_sizes(graph: Graph, schedule: Schedule) -> dict[str, tuple[int, Sizes]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from ..model.graph import Graph
@@ -16,7 +15,7 @@ from .holding import peak
 from .loss import loss_ops
 from .modules import folded_paths
 from .rows import Row, forward_tree, rewriting_row, rows
-from .screen import holders_screen, remarks_screen, table_screen, table_unit, title
+from .screen import OnScreen, holders_screen, remarks_screen, table_screen, table_unit, title
 from .words import remarks
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ HOLDERS_SHOWN = 10
 
 
 @dataclass(frozen=True)
-class Explanation:
+class Explanation(OnScreen):
     """Where a plan's memory goes, by module, and who holds its peak. Printed, it is one screen of 80 columns.
 
     name : of the graph.
@@ -85,12 +84,6 @@ class Explanation:
             "",
             *remarks_screen(self.remarks),
         ]
-
-    def __str__(self) -> str:
-        return "\n".join(self.lines())
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
 
 
 def explain(plan: Plan) -> Explanation:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import textwrap
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len, chop_cells
@@ -23,6 +25,20 @@ MIB = 2**20
 GIB = 2**30
 SIZES = ("kept_bytes", "recomputed_bytes", "saved_bytes")
 LONGEST_CELL = 400  # letters of a name that are looked at
+
+
+class OnScreen(ABC):
+    """Something that is printed as lines of at most 80 columns."""
+
+    @abstractmethod
+    def lines(self) -> list[str]:
+        """The screen, line by line."""
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 def title(e: Explanation) -> list[str]:
@@ -49,6 +65,11 @@ def table_screen(rows: Sequence[Row]) -> list[str]:
         count = f"{r.count:,}" if r.count > 1 and r.kind != OTHERS else ""
         cells.append([row_words(r), count, *_figures([r], rows, digits, more)])
     cells.append(["total", "", *_figures(rows, rows, digits, more)])
+    return ruled(cells)
+
+
+def ruled(cells: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table with a rule below its heads, and one above its sums."""
     lines = aligned(cells)
     rule = "─" * max(map(cell_len, lines))
     return [lines[0], rule, *lines[1:-1], rule, lines[-1]]

@@ -15,12 +15,9 @@ from ..api import apply, checkpoint
 from ..ask import Goal, PlanOptions, TraceOptions
 from ..errors import ParityError, PlanMismatch, RekindleError, TraceError
 from ..model import options_file
-from ..model.formats import parse_json
 from ..model.plan import Plan
-from ..parts.files import parts_plan_from_json
-from ..parts.plan import FORMAT as PARTS
+from ..parts.files import from_text
 from ..parts.plan import PartsPlan
-from ..plan_files import from_text
 from ..progress import telling
 from ..sizes import format_bytes
 from ..torch import accept as torch_accept
@@ -67,18 +64,12 @@ def checkpoint_with(saved: str | None, model: nn.Module, sample: Any, options: M
             asked = _asked(model, options)
             progress = asked.options.progress
             with torch_accept.alone("checkpoint", model, progress), telling(progress):
-                apply(model, _bound(_read(saved), model, sample, asked), asked.on_new_shape)
+                apply(model, _bound(from_text(saved, "the saved plan"), model, sample, asked), asked.on_new_shape)
             return ""
         except RekindleError as e:
             why = str(e)
     checkpoint(model, sample, **options)
     return why
-
-
-def _read(text: str) -> Plan | PartsPlan:
-    doc, where = parse_json(text, "the saved plan"), "the saved plan"
-    is_parts = isinstance(doc, dict) and doc.get("format") == PARTS
-    return parts_plan_from_json(doc, where) if is_parts else from_text(text, where)
 
 
 def _asked(model: nn.Module, options: Mapping[str, Any]) -> _Asked:
@@ -112,7 +103,7 @@ def _bound(saved: Plan | PartsPlan, model: nn.Module, sample: Any, asked: _Asked
     if differs := _other_options(saved, asked):
         raise PlanMismatch(f"the saved plan was made with another {differs}")
     with parts_taken_off(model), set_aside(model):
-        if isinstance(saved, PartsPlan):
+        if saved.kind == "parts":
             return _parts(saved, model, sample, asked)
         if asked.parts is not None:
             raise PlanMismatch("the saved plan is for the whole model, not for its parts")
@@ -122,7 +113,7 @@ def _bound(saved: Plan | PartsPlan, model: nn.Module, sample: Any, asked: _Asked
 def _other_options(saved: Plan | PartsPlan, asked: _Asked) -> str:
     """Names of the options with which the saved plan was made and that are others now; "" if there are none."""
     captured = saved.captured
-    passed_over = {"cache", "solver"} if isinstance(saved, PartsPlan) else {"cache"}  # a file of parts names no solver
+    passed_over = {"cache", "solver"} if saved.kind == "parts" else {"cache"}  # a file of parts names no solver
     docs = []
     for options, how in ((saved.options, captured), (asked.options, replace(asked.captured, state_bytes=None))):
         doc = options_file.to_json(options, replace(how, state_bytes=None))

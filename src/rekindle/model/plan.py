@@ -7,16 +7,15 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from ..arguments import file_name
 from ..ask import Goal, PlanOptions, TraceOptions
 from ..printed import name
-from ..progress import Progress
 from ..shares import COST_WORDS, percent
 from ..sizes import format_bytes
 from ..version import __version__
 from . import formats, options_file, rewriting_words, verdict
+from .any_plan import FACES, AnyPlan
 from .arena import Arena, plan_offsets
 from .floor import single_op
 from .graph import Graph
@@ -27,12 +26,9 @@ from .schedule import Schedule
 if TYPE_CHECKING:
     from ..explain import Explanation
 
-# Functions by which plans show themselves. They stand in rooms above this one; `show.faces` puts them here.
-FACES: dict[str, Callable[..., Any]] = {}
-
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(AnyPlan):
     """A schedule with its costs, its certificate and the options it was made with.
 
     peak_bytes : bytes held at the peak of the step, everything included: parameters, buffers, the user's inputs,
@@ -62,6 +58,7 @@ class Plan:
     be compared with activation_peak_bytes. `sum_bytes` is the same where no storage shares an address with another.
     """
 
+    kind: ClassVar[Literal["step"]] = "step"
     graph: Graph
     schedule: Schedule
     peak_bytes: int
@@ -95,6 +92,15 @@ class Plan:
         "solver", "status", "bound_bytes", "bound_op", "gap", "least_overhead", "graph_hash", "cost",
         "solve_seconds", "created_with",
     )  # fmt: skip
+
+    @property
+    def pieces(self) -> Sequence[tuple[str, Plan]]:
+        """The plan itself, at the path ""."""
+        return [("", self)]
+
+    def each(self, change: Callable[[Plan], Plan]) -> Plan:
+        """The changed plan."""
+        return change(self)
 
     @property
     def options(self) -> PlanOptions:
@@ -168,36 +174,6 @@ class Plan:
             "schedule": schedule_document(self),
         }
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to a JSON file, whole or not at all; a link stays a link.
-
-        Raises
-        ------
-        UsageError : `path` is no path, or is a folder, a device or a pipe, or its folder cannot be written to.
-        RekindleError : the disk is full or fails; a file that was there is as it was.
-        """
-        formats.write_json(file_name(path), self.to_json())
-
-    def to_html(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        frontier: Sequence[Plan] | bool | None = None,
-        progress: Progress = None,
-    ) -> None:
-        """Write a report to one HTML file, which needs no network: memory over time, holders of the peak, what is recomputed.
-
-        frontier : the memory/time curve that the report shows: plans of the same graph, as `rekindle.frontier` gives them;
-            True: a search of a few seconds; False: none; None: a search if the graph is small.
-        progress : as in `rekindle.plan`.
-
-        Raises
-        ------
-        UsageError : as `save`; also where `frontier` is something else, or holds plans of another graph.
-        RekindleError : as `save`.
-        """
-        FACES["report"](self, path, frontier, progress)
-
     def to_snapshot(self, path: str | os.PathLike[str]) -> None:
         """Write the predicted memory over time as a snapshot of PyTorch's allocator, which pytorch.org/memory_viz shows.
 
@@ -221,9 +197,9 @@ class Plan:
         """One plain sentence: does it fit, at what price, and what is proven."""
         return verdict.sentence(self)
 
-    def __str__(self) -> str:
+    def _rows(self) -> list[tuple[str, str]]:
         runs = self.schedule.runs
-        rows = [
+        return [
             ("peak", f"{format_bytes(self.peak_bytes)} (plain {format_bytes(self.baseline_peak_bytes)})"),
             ("  of which activations", f"{format_bytes(self.activation_peak_bytes)} "
                                        f"(plain {format_bytes(self.baseline_activation_bytes)})"),
@@ -236,11 +212,6 @@ class Plan:
             ("ops run again", f"{len(runs) - len(set(runs))} of {len(set(runs))}"),
             ("solver", f"{name(self.solver)} ({self.status}{self.doubt})"),
         ]  # fmt: skip
-        width = max(len(k) for k, _ in rows)
-        return "\n".join([f"{k:<{width}}  {v}" for k, v in rows] + [self.sentence])
-
-    def _repr_html_(self) -> str:
-        return str(FACES["plan_html"](self))
 
 
 def schedule_document(plan: Plan, steps: bool = True) -> dict[str, Any]:

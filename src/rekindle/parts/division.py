@@ -17,31 +17,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from .. import planner
-from .figures import Figures
+from .ways import Figures
 
-
-@dataclass(frozen=True)
-class DivisionSettings:
-    """When the search ends. Equal parts make many choices equal, and most of the time goes into proving the last percent.
-
-    time_limit_s : of one mixed-integer program. On 28 steps of 24 and 48 layers of five models, one second gave the same peaks
-        and extra costs. longer_times : by how much longer it may run if no choice was found until then; a guess.
-    bytes_gap : part by which the answer may miss the least peak; a guess.
-    cost_gap, plain_share : the answer may miss the least extra cost by the part `cost_gap` of this cost and of `plain_share` of
-        the parts' plain cost: by 1 % of an extra of 10 % and 0.05 % of the step. On steps of 24 layers of three models at 16
-        budgets each this cost at most 1 % of the extra cost, and took a third of the time of a gap of 0.3 %.
-    tolerance : part of the budget that is left free where HiGHS misses it: it allows constraints to be missed by 1e-6.
-    """
-
-    time_limit_s: float = 0.3
-    longer_times: int = 30
-    bytes_gap: float = 3e-3
-    cost_gap: float = 1e-2
-    plain_share: float = 0.05
-    tolerance: float = 4e-6
-
-
-SETTINGS = DivisionSettings()
+# The time of one mixed-integer program. Equal parts make many choices equal, so most of it goes into proving the last percent:
+# on 28 steps of 24 and 48 layers of five models, 1 s gave the same peaks and extra costs.
+TIME_LIMIT_S = 0.3
+LONGER_TIMES = 30  # times that limit, if no choice was found until then; a guess
+PEAK_GAP_SHARE = 3e-3  # of the least peak, by which the answer may miss it; a guess
+# The answer may miss the least extra cost by 1 % of this cost and 0.05 % of the step. On steps of 24 layers of three models at
+# 16 budgets each this cost at most 1 % of the extra cost, and took a third of the time of a gap of 0.3 %.
+COST_GAP_SHARE = 1e-2
+SLACK_SHARE = 0.05  # of the parts' plain cost, of which the gap is a share too
+TOLERANCE_SHARE = 4e-6  # of the budget, left free where HiGHS misses it: it may miss constraints by 1e-6
 TIME_IS_UP = 1  # scipy's status of a program whose time limit came first
 PHASES = ("held", "forward", "backward")
 
@@ -164,7 +151,7 @@ class _Program:
         self.count = int(self.first[-1])
         self.costs = np.array([n * f.extra for ways, n in zip(parts, step.calls, strict=True) for f in ways])
         plain = sum(n * w[0].plain for w, n, i in zip(parts, step.calls, step.within, strict=True) if i is None)
-        self.slack = SETTINGS.plain_share * plain
+        self.slack = SLACK_SHARE * plain
         self.rows = np.zeros((len(moments), self.count))
         for i, m in enumerate(moments):
             for p, phase in m.parts:
@@ -201,9 +188,9 @@ class _Program:
             return self._division(free, 0.0)
         unit = float(self.costs.max(initial=0)) or 1.0
         scale = max(1.0, float(budget))
-        for tolerance in (0.0, SETTINGS.tolerance, 100 * SETTINGS.tolerance):
+        for tolerance in (0.0, TOLERANCE_SHARE, 100 * TOLERANCE_SHARE):
             solved = self._solve(
-                self.costs / unit, self.rows / scale, room / scale - tolerance, SETTINGS.cost_gap, self.slack / unit
+                self.costs / unit, self.rows / scale, room / scale - tolerance, COST_GAP_SHARE, self.slack / unit
             )
             if solved is None:
                 return self._exactly(budget)
@@ -221,10 +208,10 @@ class _Program:
             unit = max(most_extra, float(self.costs.max(initial=0)) * 1e-6, 1e-30)
             rows = np.vstack([rows, np.append(self.costs / unit, 0.0)])
             limits = np.append(limits, most_extra / unit)
-        for tolerance in (0.0, SETTINGS.tolerance, 100 * SETTINGS.tolerance):
+        for tolerance in (0.0, TOLERANCE_SHARE, 100 * TOLERANCE_SHARE):
             if most_extra is not None:
                 limits[-1] = most_extra / unit - tolerance
-            solved = self._solve(np.append(np.zeros(self.count), 1.0), rows, limits, SETTINGS.bytes_gap)
+            solved = self._solve(np.append(np.zeros(self.count), 1.0), rows, limits, PEAK_GAP_SHARE)
             if solved is None:
                 break
             chosen, bound = solved
@@ -284,10 +271,10 @@ class _Program:
         if len(rows):
             wide = np.hstack([rows, np.zeros((len(rows), 1))])
             constraints.append(LinearConstraint(csr_matrix(wide), -np.inf, limits))
-        for times in (1, SETTINGS.longer_times):
+        for times in (1, LONGER_TIMES):
             found = milp(
                 np.append(costs, slack), integrality=whole, bounds=Bounds(low, top), constraints=constraints,
-                options={"time_limit": times * SETTINGS.time_limit_s, "mip_rel_gap": gap},
+                options={"time_limit": times * TIME_LIMIT_S, "mip_rel_gap": gap},
             )  # fmt: skip
             if found.x is not None or found.status != TIME_IS_UP:
                 break

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from ..explain import Explanation, explain
 from ..explain.holding import peak
 from ..explain.patterns import paths_pattern
-from ..explain.screen import SIZES, aligned, decimals, number, shortened, table_screen, table_unit, wrapped
+from ..explain.screen import SIZES, OnScreen, decimals, number, ruled, shortened, table_screen, table_unit, wrapped
 from ..explain.words import resident_words
 from ..model.schedule import Schedule
 from ..shares import COST_WORDS, percent
@@ -51,7 +50,7 @@ class PartRow:
 
 
 @dataclass(frozen=True)
-class PartsExplanation:
+class PartsExplanation(OnScreen):
     """Where the memory of a model planned in parts goes. Printed, it is one screen of 80 columns.
 
     rows : parts of one plan each, those that save most first.
@@ -131,15 +130,7 @@ class PartsExplanation:
             cells.append(["elsewhere: the peaks move", "", "-", "-", number(self.rest_bytes / unit_bytes, digits), "-"])
         sums = _cells("total", self.rows, unit_bytes, digits, more)
         cells.append([*sums[:4], number(total / unit_bytes, digits), sums[5]])
-        lines = aligned(cells)
-        rule = "─" * max(map(len, lines))
-        return [lines[0], rule, *lines[1:-1], rule, lines[-1]]
-
-    def __str__(self) -> str:
-        return "\n".join(self.lines())
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
+        return ruled(cells)
 
 
 def explain_parts(plan: PartsPlan) -> PartsExplanation:
@@ -149,13 +140,9 @@ def explain_parts(plan: PartsPlan) -> PartsExplanation:
     ------
     FormatError : a schedule is none for its graph.
     """
-    groups: dict[Any, tuple[Plan, list[str]]] = {}
     again = [p.path for p in plan.parts if p.again]
-    for part in plan.parts:
-        for p in part.plans:
-            groups.setdefault((p.graph_hash, p.schedule), (p, []))[1].append(part.path)
     every = [p.path for p in plan.parts]
-    found = [(_row(p, paths, every), p) for p, paths in groups.values()]
+    found = [(_row(p, paths, every), p) for p, paths in plan.distinct()]
     found.sort(key=lambda pair: -pair[0].saved_bytes)
     rows = [r for r, _ in found] + ([PartRow(paths_pattern(again, every), AGAIN, len(again))] if again else [])
     compiled: dict[CompiledPart, list[str]] = {}

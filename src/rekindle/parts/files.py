@@ -16,8 +16,7 @@ from ..model import formats, options_file
 from ..model.graph import COSTS
 from ..model.plan import Plan
 from ..printed import name, value
-from .plan import COMPILED, FORMAT, CompiledPart, Part, PartsPlan
-from .save_rule import SaveRule
+from .plan import COMPILED, FORMAT, CompiledPart, Part, PartsPlan, SaveRule
 
 TEXT_MOST_LETTERS = 4_000  # of the line that says what is covered
 PATH_MOST_LETTERS = 1_000
@@ -52,14 +51,14 @@ def from_document(doc: Any, where: str) -> Plan | PartsPlan:
     return parts_plan_from_json(doc, where)
 
 
-def parts_from_text(text: str, where: str) -> PartsPlan:
-    """The plans of a text that holds what a file of parts holds, checked as `load` says. where : names the text in errors.
+def from_text(text: str, where: str) -> Plan | PartsPlan:
+    """The plan of a text that holds what a plan file of either kind holds, checked as `load` says. where : names it in errors.
 
     Raises
     ------
     FormatError : as `load`.
     """
-    return parts_plan_from_json(formats.parse_json(text, where), where)
+    return from_document(formats.parse_json(text, where), where)
 
 
 def parts_plan_from_json(doc: dict[str, Any], where: str) -> PartsPlan:

@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
-import os
+import math
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from ..arguments import file_name
 from ..ask import Goal, PlanOptions, TraceOptions
 from ..compiling import SAVES
 from ..model import formats, options_file
+from ..model.any_plan import AnyPlan
 from ..model.graph import Graph
-from ..model.plan import FACES, Plan, schedule_document
-from ..model.schedule import Schedule
+from ..model.plan import Plan
 from ..model.verdict import offer_words, takes_words
 from ..printed import name
-from ..progress import Progress
 from ..shares import COST_WORDS, percent
 from ..sizes import format_bytes, of_bytes
 from ..version import __version__
-from .save_rule import SaveRule
 
 if TYPE_CHECKING:
     from .explaining import PartsExplanation
 
 FORMAT, COMPILED = "rekindle.parts/1", "rekindle.parts/2"  # the second one of parts that torch.compile runs
+
+
+@dataclass(frozen=True)
+class SaveRule:
+    """The rule by which a part that runs again in backward saves the results that are dear for their bytes, and recomputes
+    the others.
+
+    least : FLOPs that made one byte of a result, from which on it is saved.
+    """
+
+    least: float
+
+    def is_valid(self) -> bool:
+        """Whether the number is finite and positive: a rule that saves every result saves nothing."""
+        return math.isfinite(self.least) and self.least > 0
+
+    def to_json(self) -> dict[str, float]:
+        """The rule as it stands in a file."""
+        return {"least": self.least}
 
 
 @dataclass(frozen=True)
@@ -64,7 +81,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class PartsPlan:
+class PartsPlan(AnyPlan):
     """Plans for the parts of a model that cannot be captured whole, or for the submodules that the user names.
 
     module_name : class of the model. parts : in order of their first calls.
@@ -83,6 +100,7 @@ class PartsPlan:
     offer : as of a Plan.
     """
 
+    kind: ClassVar[Literal["parts"]] = "parts"
     module_name: str
     parts: tuple[Part, ...]
     peak_bytes: int
@@ -105,9 +123,23 @@ class PartsPlan:
     offer: tuple[int, float] | None = field(default=None, compare=False)
 
     @property
+    def pieces(self) -> Sequence[tuple[str, Plan]]:
+        """(path of the part, its plan), for each part and kind of call that has a plan."""
+        return [(part.path, p) for part in self.parts for p in part.plans]
+
+    def each(self, change: Callable[[Plan], Plan]) -> PartsPlan:
+        """The same plans of parts, each of them changed."""
+        return replace(self, parts=tuple(replace(x, plans=tuple(map(change, x.plans))) for x in self.parts))
+
+    @property
     def options(self) -> PlanOptions:
         """The options that the plans were made with."""
         return self.asked or PlanOptions(self.goal, cost=self.cost)
+
+    @property
+    def trace_options(self) -> TraceOptions:
+        """How the parts were captured."""
+        return self.captured
 
     @property
     def activation_peak_bytes(self) -> int:
@@ -132,21 +164,17 @@ class PartsPlan:
         steep = offer_words(self.offer, self.goal, self.resident_bytes, self.baseline_peak_bytes or 0)
         return f"{', '.join([fits, price, *steep])}, {self.covered}, solved in {self.solve_seconds:.1f} s{tail}"
 
-    def __str__(self) -> str:
+    def _rows(self) -> list[tuple[str, str]]:
         plain = "not measured" if self.baseline_peak_bytes is None else format_bytes(self.baseline_peak_bytes)
         rows = [("peak", f"{format_bytes(self.peak_bytes)} (plain {plain})"), ("parts", self.covered)]
-        for (kind, peak, overhead), n in Counter(_row(p) for part in self.parts for p in part.plans).items():
-            rows.append(
-                (
-                    f"  {n} x {name(kind)}",
-                    f"{format_bytes(peak)} by itself, {percent(overhead)} {COST_WORDS[self.cost]}",
-                )
-            )
+        alike = Counter((p.graph.name, p.activation_peak_bytes, round(p.overhead, 3)) for _, p in self.pieces)
+        for (kind, peak, overhead), n in alike.items():
+            words = f"{format_bytes(peak)} by itself, {percent(overhead)} {COST_WORDS[self.cost]}"
+            rows.append((f"  {n} x {name(kind)}", words))
         compiled = [p.compiled for p in self.parts if p.compiled is not None]
         for saves, n in Counter(c.saves for c in compiled).items():
             rows.append((f"  {n} x {saves}", f"saves {SAVES[saves]}"))
-        width = max(len(k) for k, _ in rows)
-        return "\n".join([f"{k:<{width}}  {x}" for k, x in rows] + [self.sentence])
+        return rows
 
     def explain(self) -> PartsExplanation:
         """Where the memory goes: per part, times its count, and in the total. Printed, one screen of 80 columns."""
@@ -166,14 +194,15 @@ class PartsPlan:
     def to_json(self) -> dict[str, Any]:
         """The document `rekindle.parts/1`, or `rekindle.parts/2` of compiled parts: every graph and every plan once, and which
         part runs by which."""
+        plans = [p for p, _ in self.distinct()]
         graphs: dict[str, Graph] = {}
-        plans: dict[Any, tuple[int, Plan]] = {}
+        for p in plans:
+            graphs.setdefault(p.graph_hash, p.graph)
+        number = {(p.graph_hash, p.schedule): i for i, p in enumerate(plans)}
         rows = []
         for part in self.parts:
-            for p in part.plans:
-                graphs.setdefault(p.graph_hash, p.graph)
-                plans.setdefault(_key(p), (len(plans), p))
-            row: dict[str, Any] = {"module": part.path, "plans": [plans[_key(p)][0] for p in part.plans]}
+            numbers = [number[p.graph_hash, p.schedule] for p in part.plans]
+            row: dict[str, Any] = {"module": part.path, "plans": numbers}
             row |= {"again": True} if part.again else {}
             row |= {} if part.compiled is None else {"compiled": asdict(part.compiled)}
             rows.append(row | ({} if part.rule is None else {"saves": part.rule.to_json()}))
@@ -183,44 +212,6 @@ class PartsPlan:
             **self.figures(),
             "options": options_file.to_json(self.options, self.captured),
             "graphs": [formats.graph_to_json(g) for g in graphs.values()],
-            "plans": [_plan_document(p, at[p.graph_hash]) for _, p in plans.values()],
+            "plans": [p.to_json() | {"graph": at[p.graph_hash]} for p in plans],
             "parts": rows,
         }
-
-    def to_text(self) -> str:
-        """The document as the text of its file."""
-        return formats.as_text(self.to_json())
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plans of all parts to one JSON file, whole or not at all. Raises as `Plan.save`."""
-        formats.write_json(file_name(path), self.to_json())
-
-    def to_html(self, path: str | os.PathLike[str], *, frontier: bool | None = None, progress: Progress = None) -> None:
-        """Write a report to one HTML file: the figures of the step, and a section for each different part.
-
-        frontier : True: search for the memory/time curve of each part, a few seconds each. `progress` and errors as
-            `Plan.to_html`.
-        """
-        FACES["report"](self, path, frontier, progress)
-
-    def _repr_html_(self) -> str:
-        return str(FACES["parts_html"](self))
-
-    def without_traces(self) -> PartsPlan:
-        """The same plans as a file holds them."""
-        parts = tuple(replace(p, plans=tuple(replace(x, trace=None) for x in p.plans)) for p in self.parts)
-        return replace(self, parts=parts)
-
-
-def _row(p: Plan) -> tuple[str, int, float]:
-    return p.graph.name, p.activation_peak_bytes, round(p.overhead, 3)
-
-
-def _key(p: Plan) -> tuple[str, Schedule]:
-    return p.graph_hash, p.schedule
-
-
-def _plan_document(p: Plan, graph: int) -> dict[str, Any]:
-    doc = p.to_json()
-    del doc["graph"]
-    return {**doc, "graph": graph, "schedule": schedule_document(p)}

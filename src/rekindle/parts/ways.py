@@ -24,26 +24,40 @@ from ..model.plan import Plan
 from ..model.schedule import FREE, RUN, Schedule
 from ..planner import as_plan
 from ..shares import EPS
-from .figures import Figures
-from .save_rule import SaveRule
+from .plan import SaveRule
+
+# Memory that others need between forward and backward, as shares of the part's plain activation peak: one curve is searched for
+# each. Guesses.
+BETWEEN_SHARES = (0.0, 0.5, 1.0)
+# Ways of one part in a step of many. It may have more, where the ways of all parts are fewer than that in all: one part that is
+# most of the model needs a fine choice. Guesses.
+WAYS_MOST, WAYS_MOST_IN_ALL = 20, 240
 
 
 @dataclass(frozen=True)
-class WaysSettings:
-    """How many ways are offered. All are guesses.
+class Figures:
+    """The bytes and the cost of one way to run a part, beside what is held around the part.
 
-    between_shares : memory that others need between forward and backward, as a share of the part's plain activation peak; one
-        curve is searched for each.
-    most : ways of one part, in a step of many. most_in_all : a part may have more, where the ways of all are fewer than that:
-        one part that is most of the model needs a fine choice.
+    held_bytes : held from the end of its forward to the beginning of its backward.
+    forward_bytes, backward_bytes : the most that the part holds while its forward or its backward runs. Results and bytes held
+        count; gradients that come from outside do not.
+    extra : cost beside the plain cost. plain : cost of the part where nothing is recomputed.
     """
 
-    between_shares: tuple[float, ...] = (0.0, 0.5, 1.0)
-    most: int = 20
-    most_in_all: int = 240
+    held_bytes: int
+    forward_bytes: int
+    backward_bytes: int
+    extra: float
+    plain: float = 0.0
 
+    @property
+    def bytes(self) -> tuple[int, int, int]:
+        """(held, forward, backward) bytes."""
+        return self.held_bytes, self.forward_bytes, self.backward_bytes
 
-SETTINGS = WaysSettings()
+    def matches(self, other: Figures) -> bool:
+        """Whether no figure of this way is worse than the other way's."""
+        return self.extra <= other.extra and all(a <= b for a, b in zip(self.bytes, other.bytes, strict=True))
 
 
 @dataclass(frozen=True)
@@ -68,9 +82,7 @@ class Way:
         return self.schedule is None and not self.again and self.compiled is None
 
 
-def ways(
-    graph: Graph, options: PlanOptions, finish: Finish | None = None, parts: int = SETTINGS.most_in_all
-) -> list[Way]:
+def ways(graph: Graph, options: PlanOptions, finish: Finish | None = None, parts: int = WAYS_MOST_IN_ALL) -> list[Way]:
     """Ways to run a part, from least cost to fewest bytes held, none worse than another in everything.
 
     The first one recomputes nothing. The goal of the options is not looked at. finish : as in `plan_graph`.
@@ -79,11 +91,11 @@ def ways(
     plain = Schedule.baseline(graph) if finish is None else finish(graph, Schedule.baseline(graph))
     own_peak = simulate(graph, plain).peak_bytes - graph.resident_bytes
     allowance.of_step(float(graph.weights("seconds").sum()))
-    most = len(SETTINGS.between_shares)
+    most = len(BETWEEN_SHARES)
     limit = None if options.time_limit is None else options.time_limit / most
     anything = replace(options, goal=Goal(least_memory=True), time_limit=limit)
     schedules = [plain]
-    for i, share in enumerate(SETTINGS.between_shares):
+    for i, share in enumerate(BETWEEN_SHARES):
         other = _needing(graph, int(share * own_peak))
         with allowance.part(1 / (most - i)):
             found = frontier_graph(other, anything, finish=finish)
@@ -91,7 +103,7 @@ def ways(
             own = Schedule.from_runs(graph, p.schedule.runs, p.schedule.solver)
             schedules.append(own if finish is None else finish(graph, own))
     every = [Way(s, figures(graph, s, options.cost)) for s in dict.fromkeys(schedules)]
-    return thinned(best(every), max(SETTINGS.most, SETTINGS.most_in_all // parts))
+    return thinned(best(every), max(WAYS_MOST, WAYS_MOST_IN_ALL // parts))
 
 
 def figures(graph: Graph, schedule: Schedule, cost: str) -> Figures:

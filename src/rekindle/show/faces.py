@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..model.plan import FACES
+from ..model.any_plan import FACES
 
 
 def _write_report(*arguments: Any) -> None:
@@ -25,18 +25,10 @@ def _explain(plan: Any) -> Any:
     return explain(plan)
 
 
-def _plan_html(plan: Any) -> str:
-    from .report.notebook import of_plan
+def _html(plan: Any) -> str:
+    from .report.notebook import html
 
-    return of_plan(plan)
-
-
-def _parts_html(plan: Any) -> str:
-    from .report.notebook import of_parts
-
-    return of_parts(plan)
+    return html(plan)
 
 
-FACES.update(
-    report=_write_report, snapshot=_write_snapshot, explain=_explain, plan_html=_plan_html, parts_html=_parts_html
-)
+FACES.update(report=_write_report, snapshot=_write_snapshot, explain=_explain, html=_html)

@@ -50,39 +50,18 @@ class Strings:
         return self._at[text]
 
 
-def of_plan(plan: Plan, curve: Sequence[Point]) -> dict[str, Any]:
-    """The document of one plan. curve : the points of its memory/time curve, or none."""
+def of_plan(plan: Plan | PartsPlan, curves: Sequence[Sequence[Point]]) -> dict[str, Any]:
+    """The document of a plan. curves : for each of `plan.distinct()`, the points of its memory/time curve, or none."""
     strings = Strings()
-    part = _part(plan, curve, strings, title="")
-    return {
-        "title": name(plan.graph.name),
-        "verdict": plan.sentence,
-        "parts": [part],
-        "strings": strings.texts,
-    }
-
-
-def of_parts(plan: PartsPlan, curves: Sequence[Sequence[Point]]) -> dict[str, Any]:
-    """The document of the plans of a model's parts. curves : for each of `distinct(plan)`, the points of its curve."""
-    strings = Strings()
-    every = [part.path for part in plan.parts]
+    every = [part.path for part in plan.parts] if plan.kind == "parts" else [""]
     parts = [
         _part(p, curve, strings, title=_paths(paths, every))
-        for (p, paths), curve in zip(distinct(plan), curves, strict=True)
+        for (p, paths), curve in zip(plan.distinct(), curves, strict=True)
     ]
     return {
-        "title": name(plan.module_name), "verdict": plan.sentence, "parts": parts,
-        "strings": strings.texts, "facts": _facts_of_parts(plan),
+        "title": name(plan.module_name if plan.kind == "parts" else plan.graph.name), "verdict": plan.sentence, "parts": parts,
+        "strings": strings.texts, **({"facts": _facts_of_parts(plan)} if plan.kind == "parts" else {}),
     }  # fmt: skip
-
-
-def distinct(plan: PartsPlan) -> list[tuple[Plan, list[str]]]:
-    """Each different plan of the parts, with the paths of the submodules that run by it."""
-    found: dict[Any, tuple[Plan, list[str]]] = {}
-    for part in plan.parts:
-        for p in part.plans:
-            found.setdefault((p.graph_hash, p.schedule), (p, []))[1].append(part.path)
-    return list(found.values())
 
 
 def time_axis(plan: Plan) -> TimeAxis:

@@ -13,22 +13,21 @@ from ...model.plan import Plan
 from ...parts.plan import PartsPlan
 from ...progress import Progress, announce
 from . import document
-from .curve import Frontier, Point, points_of
+from .curve import Frontier, points_of
 from .write import page
 
 
 def report(plan: Plan | PartsPlan, frontier: Frontier = None, progress: Progress = None) -> str:
     """The HTML page of a plan, or of the plans of a model's parts. Arguments and errors as `write_report`."""
-    if isinstance(plan, Plan):
-        plan = proven(plan, progress)
-        return page(document.of_plan(plan, _points(plan, frontier, progress)))
-    if frontier is not None and not isinstance(frontier, bool):
-        raise UsageError("the plan of a model's parts has a curve for each part; give frontier=True, False or None")
-    # A part is chosen also for what it holds between its forward and its backward, so its own curve says less: unasked, none.
-    frontier = bool(frontier)
-    plan = replace(plan, parts=tuple(replace(x, plans=tuple(proven(p, progress) for p in x.plans)) for x in plan.parts))
-    plans = [p for p, _ in document.distinct(plan)]
-    return page(document.of_parts(plan, [_points(p, frontier, progress) for p in plans]))
+    if plan.kind == "parts":
+        if frontier is not None and not isinstance(frontier, bool):
+            raise UsageError("the plan of a model's parts has a curve for each part; give frontier=True, False or None")
+        # A part is chosen also for what it holds between its forward and its backward, so its own curve says less: unasked,
+        # there is none.
+        frontier = bool(frontier)
+    plan = plan.each(lambda p: proven(p, progress))
+    curves = [points_of(p, frontier, document.time_axis(p).weights, progress) for p, _ in plan.distinct()]
+    return page(document.of_plan(plan, curves))
 
 
 def proven(plan: Plan, progress: Progress = None) -> Plan:
@@ -37,10 +36,6 @@ def proven(plan: Plan, progress: Progress = None) -> Plan:
         return plan
     announce(progress, "proving the certificate of the file")
     return replace(plan, verified=certificates.holds(plan, certificates.PATIENT))
-
-
-def _points(plan: Plan, frontier: Frontier, progress: Progress) -> list[Point]:
-    return points_of(plan, frontier, document.time_axis(plan).weights, progress)
 
 
 def write_report(

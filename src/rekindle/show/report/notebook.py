@@ -10,20 +10,17 @@ from ...printed import printable
 from ..timeline import memory_timeline
 
 
-def of_plan(plan: Plan) -> str:
-    """HTML of a plan: a notebook shows it, and prints `str(plan)` where it shows no HTML."""
-    limit = plan.goal.limit(plan.graph.resident_bytes, plan.baseline_activation_bytes)
-    picture = memory_timeline(plan.graph, plan.schedule, budget=limit, cost=plan.cost, target=plan.trace_options.target)
-    return f"<div>{_words(plan)}{picture}</div>"
+def html(plan: Plan | PartsPlan) -> str:
+    """HTML of a plan: a notebook shows it, and prints `str(plan)` where it shows no HTML.
 
-
-def of_parts(plan: PartsPlan) -> str:
-    """HTML of the plans of a model's parts."""
-    return f"<div>{_words(plan)}</div>"
-
-
-def _words(plan: Plan | PartsPlan) -> str:
-    """The lines of `str(plan)`: its table as it is, and its sentence in front."""
+    It holds the lines of `str(plan)`, the sentence in front; and a picture, of the plan of a whole step.
+    """
     *rows, sentence = printable(str(plan), keep="\n").split("\n")
     table = "\n".join(rows)
-    return f"<p><b>{escape(sentence)}</b></p><details><summary>Figures</summary><pre>{escape(table)}</pre></details>"
+    words = f"<p><b>{escape(sentence)}</b></p><details><summary>Figures</summary><pre>{escape(table)}</pre></details>"
+    return f"<div>{words}{_picture(plan) if plan.kind == 'step' else ''}</div>"
+
+
+def _picture(plan: Plan) -> str:
+    limit = plan.goal.limit(plan.graph.resident_bytes, plan.baseline_activation_bytes)
+    return memory_timeline(plan.graph, plan.schedule, budget=limit, cost=plan.cost, target=plan.trace_options.target)

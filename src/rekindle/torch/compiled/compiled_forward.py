@@ -1,8 +1,13 @@
-"""The forward of a part that torch.compile runs."""
+"""The forward of a part that torch.compile runs, and the functions that it compiles: one for each kind and way.
+
+Dynamo keeps what it has compiled by code object and by backend. So equal modules share one function, with a code object of its
+own: a model of many equal blocks compiles one of them.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,17 +15,22 @@ import torch
 from torch import nn
 
 from ... import notices
-from ...compiling import Compiled, CompileOptions
+from ...compiling import IN_SLICES, Compiled, CompileOptions
 from ...errors import RekindleError
+from ...printed import first_line
 from .. import private
 from ..measure.caches import without_caches
 from ..measure.recording import signature
 from ..run.own_forward import SwitchedForward
 from ..tensors.lock import LOCK
-from .compiled_calls import compiled_call
+from .compiler import as_partitioner, mode_settings
+from .saving import Saving
 
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")  # where their errors are defined
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+SHARED_BYTES = 2**18  # more than the labels of a slice, and less than its logits; a guess
+
+_compiled: dict[Any, Callable[..., Any]] = {}
 
 
 class NotCompiled(RekindleError):
@@ -96,11 +106,10 @@ class CompiledForward(SwitchedForward):
             except Exception as e:
                 if self.raises or not (isinstance(e, NotCompiled) or type(e).__module__.startswith(COMPILERS)):
                     raise
-                line = next(iter(str(e).strip().splitlines()), "")
                 which = getattr(model, "path", type(model).__name__)
                 self._warn(
-                    f"torch.compile cannot compile a call of {which} ({type(e).__name__}: {line[:100]}): such calls run "
-                    "uncompiled, in more memory. If inputs have many sizes, pad them to a few"
+                    f"torch.compile cannot compile a call of {which} ({type(e).__name__}: {first_line(e)[:100]}): such "
+                    "calls run uncompiled, in more memory. If inputs have many sizes, pad them to a few"
                 )
                 return self.plain(*args, **kwargs)
 
@@ -132,3 +141,37 @@ def not_compiled(module: nn.Module, own: Any) -> str:
     ):  # at each call: a loop over HOOKS takes twice as long
         return "has hooks on its submodules"
     return ""
+
+
+def compiled_call(kind: Any, way: Compiled, options: CompileOptions) -> Callable[..., Any]:
+    """The compiled function of (module, *arguments) for modules of one kind. The first call compiles.
+
+    kind : equal for modules that share what is compiled (see `recording.signature`).
+    """
+    key = kind, way, options.key
+    if key not in _compiled:
+        run, how = own_function(own_forward), settings(way, options)
+        _compiled[key] = torch.compile(run, fullgraph=True, dynamic=False, options=how or None)
+    return _compiled[key]
+
+
+def settings(way: Compiled, options: CompileOptions) -> dict[str, Any]:
+    """Inductor's settings for a way."""
+    how = {**mode_settings(options.mode), **options.options}
+    if way.saves not in ("min-cut", "gradients"):
+        as_partitioner(Saving)
+        how["custom_partitioner_fn"] = Saving(way.saves)
+    if way.saves in IN_SLICES:
+        # Inductor would fuse the kernels of two slices, as both read the labels, and hold the logits of both.
+        how.setdefault("score_fusion_memory_threshold", SHARED_BYTES)
+    return how
+
+
+def own_function(run: Any) -> Callable[..., Any]:
+    """The function with a code object of its own."""
+    return types.FunctionType(run.__code__.replace(), run.__globals__, run.__name__, run.__defaults__, run.__closure__)
+
+
+def own_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """The forward of the module's class."""
+    return type(module).forward(module, *args, **kwargs)

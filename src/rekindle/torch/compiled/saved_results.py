@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from ...parts.save_rule import SaveRule
+from ...parts.plan import SaveRule
 from ..private import TorchDispatchMode
 
 aten = torch.ops.aten

@@ -28,16 +28,7 @@ _ALONE = {
 }  # fmt: skip
 _NAME = "_loss_in_slices"  # of a module in a stage's graph
 _RESHAPES = {"view", "reshape", "flatten", torch.flatten, torch.reshape}
-
-
-@dataclass(frozen=True)
-class SliceSettings:
-    """most : slices of a loss; each is compiled, so they take time. A guess."""
-
-    most: int = 16
-
-
-SETTINGS = SliceSettings()
+SLICES_MOST = 16  # of a loss; each is compiled, so they take time; a guess
 
 
 @dataclass(frozen=True)
@@ -162,7 +153,7 @@ def _rewrite(body: fx.GraphModule, loss: fx.Node, found: _Found, name: str, at_o
                 x = graph.call_method("reshape", (x, (*_value(node).shape[:-1], -1)))
         width = _value(product.args[0]).shape[-1]
         count = _value(product.args[0]).numel() // width
-        rows = max(width, -(-count // SETTINGS.most))  # the logits of a slice are then about as large as the weight
+        rows = max(width, -(-count // SLICES_MOST))  # the logits of a slice are then about as large as the weight
         entropy = {k: how[k] for k in ("ignore_index", "reduction", "label_smoothing")}
         body.add_module(name, _Loss(_Rest(steps, entropy, rows), at_once))
         new = graph.call_module(name, (x, weight, bias, how["target"]))

@@ -10,8 +10,7 @@ import torch
 from torch import fx, nn
 
 from ...compiling import IN_SLICES, Compiled, CompileOptions
-from .compiled_calls import settings
-from .compiled_forward import CompiledForward, NotCompiled
+from .compiled_forward import CompiledForward, NotCompiled, settings
 from .compiler import compile_graph
 from .sliced_loss import has_slices, sliced
 

@@ -12,30 +12,20 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 from ...compiling import Compiled, CompileOptions
-from .compiled_calls import own_forward, own_function
-from .compiled_forward import CompiledForward
+from .compiled_forward import CompiledForward, own_forward, own_function
 from .compiler import while_tracing
 from .cuts import Cuts
 from .stage import Stage, StageForward
 from .stage_kinds import kind_of
 from .unread import leave_out, marking
 
-
-@dataclass(frozen=True)
-class StageSettings:
-    """kinds_most : different stages of a model. Each takes 5 to 20 s to compile and measure, so more are joined; a guess."""
-
-    kinds_most: int = 12
-
-
-SETTINGS = StageSettings()
+KINDS_MOST = 12  # different stages of a model; each takes 5 to 20 s to compile and measure, so more are joined; a guess
 WHOLE = "all"  # the path of the one stage of a forward that is compiled in one piece
 
 
@@ -136,9 +126,9 @@ class StagedForward(CompiledForward):
             whole = split_module(graph, nn.Module(), cuts.number, keep_original_order=True)
             bodies = {k: m for k, m in whole.named_children() if isinstance(m, fx.GraphModule)}
             found = [kind_of(m) for m in bodies.values()]
-            if len(set(found)) <= SETTINGS.kinds_most:
+            if len(set(found)) <= KINDS_MOST:
                 break
-            cuts.join(found, SETTINGS.kinds_most)
+            cuts.join(found, KINDS_MOST)
         for (name, body), kind in zip(bodies.items(), found, strict=True):
             path = cuts.paths[int(name.removeprefix("submod_"))]
             if (stage := self._known.get((path, kind))) is None:  # which another graph may share

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ...parts.save_rule import SaveRule
+from ...parts.plan import SaveRule
 from .. import private
 from ..capture.flat import by_parameter
 from ..compiled.saved_results import contexts

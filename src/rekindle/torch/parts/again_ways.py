@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ...errors import RekindleError
-from ...parts.figures import Figures
-from ...parts.save_rule import SaveRule
-from ...parts.ways import Way, best
+from ...parts.plan import SaveRule
+from ...parts.ways import Figures, Way, best
 from ..compiled.saved_results import Prices
-from ..measure.memory import Levels
 from ..operators.flops import FlopCount
 from ..tensors.instrument import Instrument
 from ..tensors.loss import default_loss
@@ -24,21 +22,9 @@ from .again import AgainForward
 from .finding import Unit
 from .trial_steps import TrialSteps
 
-
-@dataclass(frozen=True)
-class AgainSettings:
-    """All are guesses.
-
-    timings : how often the forward, and each step, is timed. timing_most_s : seconds after which it is not timed again.
-    rules_most : rules that are measured.
-    """
-
-    timings: int = 3
-    timing_most_s: float = 0.5
-    rules_most: int = 6
-
-
-SETTINGS = AgainSettings()
+TIMINGS = 3  # of the forward, and of each step; a guess
+TIMINGS_MOST_S = 0.5  # after which it is not timed again; a guess
+RULES_MOST = 6  # rules that are measured; a guess
 
 
 def again_ways(unit: Unit, device: torch.device, cost: str) -> list[Way]:
@@ -76,33 +62,21 @@ class _Trial(TrialSteps):
         with torch.no_grad(), Prices() as seen:
             self.plain()
         prices = sorted(seen.found - {0.0})
-        n = min(len(prices), SETTINGS.rules_most)
+        n = min(len(prices), RULES_MOST)
         return [SaveRule(prices[round(i * (len(prices) - 1) / max(1, n - 1))]) for i in range(n)]
 
     def figures(self, rule: SaveRule | None, plain: float) -> Figures:
         """What the part takes that runs again by this rule. plain : cost of the plain step."""
-        forward, levels, out_bytes = AgainForward(self.module, rule), Levels(self.device), 0
+        forward = AgainForward(self.module, rule)
 
-        def step() -> None:
-            nonlocal out_bytes
+        def step(between: Callable[[Any], None]) -> None:
             result = forward(*self.args, **self.kwargs)
-            out_bytes = self.bytes_made(result)
-            levels.mark("between")
+            between(result)
             default_loss(result).backward()
 
-        levels.measure(step)
-        before, after = levels.found
-        if rule is None:
-            extra = self.cost(self.plain)
-        else:
-            extra = max(0.0, self.cost(lambda: default_loss(forward(*self.args, **self.kwargs)).backward()) - plain)
-        return Figures(
-            held_bytes=max(0, before.level - out_bytes),
-            forward_bytes=before.peak,
-            backward_bytes=max(0, after.peak - out_bytes),
-            extra=extra,
-            plain=plain,
-        )
+        sizes = self.sizes_of(step)
+        extra = self.cost(self.plain) if rule is None else max(0.0, self.cost(lambda: step(lambda _: None)) - plain)
+        return replace(sizes, extra=extra, plain=plain)
 
     def cost(self, run: Callable[[], Any]) -> float:
         """What the code costs: FLOPs, operators, or seconds of the fastest of a few runs."""
@@ -115,7 +89,7 @@ class _Trial(TrialSteps):
                 run()
             return float(ops.count)
         taken: list[float] = []
-        while len(taken) < SETTINGS.timings and sum(taken) < SETTINGS.timing_most_s:
+        while len(taken) < TIMINGS and sum(taken) < TIMINGS_MOST_S:
             self.wait()
             begin = time.perf_counter()
             run()

@@ -20,7 +20,7 @@ from ...errors import PlanMismatch
 from ...model.carry import carried
 from ...model.plan import Plan
 from ...model.schedule import Schedule
-from ...parts.files import parts_from_text
+from ...parts.files import from_text as plan_from_text
 from ...parts.plan import PartsPlan
 from ...parts.ways import Way, as_part_plan, figures, ways
 from ...sizes import format_bytes
@@ -35,7 +35,7 @@ from ..resident import gradient_bytes
 from ..run import stages
 from ..run.own_forward import InPlaceOfForward
 from ..serve import unused
-from ..serve.planned import WHERE, PlannedForward, as_text, from_text, planned_forward
+from ..serve.planned import WHERE, PlannedForward, from_text, planned_forward
 from ..serve.said_once import left_over
 from ..tensors import tree
 from ..tensors.lock import LOCK
@@ -115,9 +115,7 @@ class PartsForward(InPlaceOfForward):
 
     def give_back(self, model: nn.Module) -> None:
         """Take the plans of all parts off, and put the model's own forward back."""
-        for m in planned_parts(model):
-            forward = forward_of(m)
-            assert forward is not None
+        for m, forward in forwards_of(model):
             forward.give_back(m)
         self.staged = None
         super().give_back(model)
@@ -132,11 +130,16 @@ class PartsForward(InPlaceOfForward):
 
     def _unpickle(self, pickled: Any) -> None:
         text, self._watches, self._training = pickled
-        self._begin(parts_from_text(text, WHERE))
+        plan = plan_from_text(text, WHERE)
+        assert plan.kind == "parts"
+        self._begin(plan)
 
 
 class PartForward(PlannedForward):
     """The forward of one part of a model."""
+
+
+Forward = PartForward | AgainForward | CompiledForward
 
 
 def apply_parts(model: nn.Module, plan: PartsPlan, on_new_shape: str, check: bool) -> nn.Module:
@@ -157,26 +160,27 @@ def apply_parts(model: nn.Module, plan: PartsPlan, on_new_shape: str, check: boo
     return model
 
 
-def _forwards(
-    model: nn.Module, plan: PartsPlan, on_new_shape: str, check: bool
-) -> list[tuple[nn.Module, PartForward | AgainForward | CompiledForward]]:
+def _forwards(model: nn.Module, plan: PartsPlan, on_new_shape: str, check: bool) -> list[tuple[nn.Module, Forward]]:
     """Each planned submodule with its forward; of a plan in stages, none."""
-    forwards: list[tuple[nn.Module, PartForward | AgainForward | CompiledForward]] = []
+    forwards: list[tuple[nn.Module, Forward]] = []
     for part in plan.parts:
         try:
             module = model.get_submodule(block_of(part.path) if plan.stages else part.path)
-            if plan.stages:
-                continue
         except AttributeError as e:
             raise PlanMismatch(
                 f"the plan is for a model with a submodule {part.path!r}, which this {type(model).__name__} does not have"
             ) from e
+        if plan.stages:
+            continue
+        forward: Forward
         if (c := part.compiled) is not None:
             how = plan.captured.compile or CompileOptions()
-            forwards.append((module, CompiledForward(module, Compiled(c.saves), how, c.kind, plan.keeps_caches)))
-            continue
-        again = AgainForward(module, part.rule, plan.keeps_caches) if part.again else None
-        forwards.append((module, again or part_forward(module, part.plans, on_new_shape, check)))
+            forward = CompiledForward(module, Compiled(c.saves), how, c.kind, plan.keeps_caches)
+        elif part.again:
+            forward = AgainForward(module, part.rule, plan.keeps_caches)
+        else:
+            forward = part_forward(module, part.plans, on_new_shape, check)
+        forwards.append((module, forward))
     return forwards
 
 
@@ -189,8 +193,8 @@ def _note_shared_memory(model: nn.Module) -> None:
     for p in model.parameters():
         if p.requires_grad and p.layout is torch.strided:
             at.setdefault(local(p).untyped_storage()._cdata, []).append(p)
-    for module in planned_parts(model):
-        forward, own = forward_of(module), {id(t): t for t in [*module.parameters(), *module.buffers()]}
+    for module, forward in forwards_of(model):
+        own = {id(t): t for t in [*module.parameters(), *module.buffers()]}
         if isinstance(forward, PartForward):
             forward.share_memory = [
                 weakref.ref(q) for t in own.values() if t.layout is torch.strided
@@ -208,18 +212,18 @@ def part_forward(module: nn.Module, plans: Sequence[Plan], on_new_shape: str, ch
     return forward
 
 
-def planned_parts(model: nn.Module) -> list[nn.Module]:
-    """The submodules, or stages of the forward, that are planned as parts."""
+def forwards_of(model: nn.Module) -> list[tuple[nn.Module, Forward]]:
+    """The submodules, or stages of the forward, that are planned as parts, each with its forward."""
     root = parts_forward(model)
     stages = [] if root is None or root.staged is None else root.staged.stages
-    return [m for m in (*model.modules(), *stages) if forward_of(m) is not None]
+    return [(m, f) for m in (*model.modules(), *stages) if (f := forward_of(m)) is not None]
 
 
-def forward_of(module: nn.Module) -> PartForward | AgainForward | CompiledForward | None:
+def forward_of(module: nn.Module) -> Forward | None:
     """The forward of a planned part, even if something has wrapped it since; None: the module is no planned part."""
     forward = module.__dict__.get("forward")
     found = forward if isinstance(forward, AgainForward | CompiledForward) else planned_forward(module)
-    return found if isinstance(found, PartForward | AgainForward | CompiledForward) else None
+    return found if isinstance(found, Forward) else None
 
 
 def parts_forward(model: nn.Module) -> PartsForward | None:
@@ -229,31 +233,32 @@ def parts_forward(model: nn.Module) -> PartsForward | None:
 
 
 @contextlib.contextmanager
-def parts_taken_off(model: nn.Module) -> Iterator[None]:
-    """Inside, the model has no planned parts; if an error leaves, they are back."""
+def parts_taken_off(model: nn.Module, for_good: bool = True) -> Iterator[None]:
+    """Inside, the model has no planned parts. They are back if an error leaves; without `for_good`, in any case."""
     root = parts_forward(model)
     if root is None:
         yield
         return
-    forwards = [(m, forward_of(m)) for m in planned_parts(model)]
+    forwards = forwards_of(model)
     root.give_back(model)
     try:
         yield
     except BaseException:
-        for m, forward in forwards:
-            assert forward is not None
-            forward.take_over(m)
-        root.take_over(model)
+        for_good = False
         raise
+    finally:
+        if not for_good:
+            for m, forward in forwards:
+                forward.take_over(m)
+            root.take_over(model)
 
 
 @contextlib.contextmanager
 def parts_aside(model: nn.Module) -> Iterator[None]:
     """Inside, the parts run plain."""
     with contextlib.ExitStack() as stack:
-        for m in planned_parts(model):
-            if (forward := forward_of(m)) is not None:
-                stack.enter_context(forward.aside())
+        for _, forward in forwards_of(model):
+            stack.enter_context(forward.aside())
         yield
 
 
@@ -265,7 +270,7 @@ class Replan:
         self._plans = list(plans)
 
     def __reduce__(self) -> Any:
-        return _replan_from, ([as_text(p) for p in self._plans],)
+        return _replan_from, ([p.to_text() for p in self._plans],)
 
     def __call__(self, traced: Trace, options: PlanOptions, known: Sequence[Plan]) -> Replanned:
         graph, finish = traced.graph, stages.finish(traced.lowered)

@@ -17,7 +17,7 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from ...parts.division import Moment
-from ...parts.figures import Figures
+from ...parts.ways import Figures
 from ..compiled.compiled_forward import CompiledForward
 from ..measure.memory import Level, Levels
 from ..private import will_run
@@ -27,10 +27,10 @@ from ..serve.planned import PlannedForward
 from ..tensors import tree
 from ..tensors.op_tensors import storage_of
 from .again import AgainForward
+from .applied import Forward
 from .finding import Unit
 
 BEGINS, ENDS = "begins", "ends"
-Forward = PlannedForward | AgainForward | CompiledForward
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from ..compiled.stage import compiled_forward
 from ..run import stages
 from ..run.own_forward import forward_instead
 from .again import AgainForward
-from .applied import PartForward, part_forward
-from .between import Between, Forward, with_uncalled
+from .applied import Forward, PartForward, part_forward
+from .between import Between, with_uncalled
 from .finding import Unit
 
 Chosen = Sequence[int]  # of each unit, the number of its way

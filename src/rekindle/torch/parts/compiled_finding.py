@@ -1,9 +1,15 @@
-"""Finds the parts of a model that are compiled: the stages of its forward, or else its repeated blocks and the
-largest submodules around them."""
+"""Finds the parts of a model that are compiled, and tells which of them can share what is compiled.
+
+Parts are the stages of the model's forward, or else its repeated blocks and the largest submodules around them. Submodules
+share compiled code if they have the same classes, shapes and inputs, and forward reads equal attributes: Dynamo compiles anew
+where an attribute that forward reads has another value (a rate of dropout, an activation function), and not where one that it
+does not read has (the number of a layer).
+"""
 
 from __future__ import annotations
 
 import gc
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,6 +20,7 @@ from torch import nn
 from ...ask import TraceOptions
 from ...compiling import CompileOptions
 from ...errors import TraceError, UsageError
+from ...printed import first_line
 from ...progress import Progress, announce
 from ..compiled.blocks import chain_of_leaves, find_blocks
 from ..compiled.compiled_forward import not_compiled
@@ -21,12 +28,17 @@ from ..compiled.stage import Stage
 from ..compiled.unread import cannot, count_unused
 from ..compiled.whole_graph import staged
 from ..measure.measured_step import Subject
-from ..measure.recording import Calls, Recorded, as_recorded, record
+from ..measure.recording import Calls, Recorded, as_recorded, record, signature
 from ..run.sample import owned
+from ..situation.attribute_reads import Reads
 from ..situation.module_call import Key, bind
+from ..tensors import tree
 from ..tensors.sharded import any_fully_sharded, class_name
 from ..trace import plain_forward
 from .finding import Found, Unit
+from .trial_steps import TrialSteps
+
+DIGITS = 16  # of the digest that names a kind
 
 
 def find(s: Subject, named: Sequence[str] | None, how: TraceOptions, progress: Progress) -> Found:
@@ -43,7 +55,7 @@ def find(s: Subject, named: Sequence[str] | None, how: TraceOptions, progress: P
         except (UsageError, torch.OutOfMemoryError):
             raise
         except Exception as e:  # Dynamo's errors have no common class
-            why = next(iter(str(e).strip().splitlines()), "") or type(e).__name__
+            why = first_line(e) or type(e).__name__
     announce(progress, f"running {class_name(s.model)} once, to see how its submodules are called")
     calls = record(s)
     paths = _paths(s.model, calls) if named is None else list(named)
@@ -166,3 +178,45 @@ def _largest(
             yield child
         else:
             yield from _largest(child, blocks, around, calls, path_of)
+
+
+# -- kinds of submodules -------------------------------------------------------------------------------------------------
+class Kinds:
+    """Tells the kinds of parts. One plain forward of each class and shape says which attributes are read."""
+
+    def __init__(self) -> None:
+        self._read: dict[Any, dict[str, set[str]]] = {}
+
+    def of(self, unit: Unit) -> str:
+        """Equal for parts that can share what is compiled and measured. Raises what forward raises."""
+        same = signature(unit.module), unit.key
+        if same not in self._read:
+            self._read[same] = _read_by(unit)
+        settings = [
+            (path, name, described(vars(m).get(name)))
+            for path, m in unit.module.named_modules()
+            for name in sorted(self._read[same].get(path, ()))
+        ]
+        return hashlib.sha256(repr((same, settings)).encode()).hexdigest()[:DIGITS]
+
+
+def _read_by(unit: Unit) -> dict[str, set[str]]:
+    reads = Reads()
+    with TrialSteps(unit, torch.device("cpu")).ready() as trial:
+        reads.recorded(plain_forward(unit.module))(*trial.args, **trial.kwargs)
+    return reads.by_path(unit.module)
+
+
+def described(x: Any) -> str:
+    """A setting in words that are the same in every process; "" for what guards or shapes tell of."""
+    if isinstance(x, torch.Tensor | nn.Module):
+        return ""
+    if isinstance(x, tree.PLAIN):
+        return repr(x)
+    if isinstance(x, list | tuple):
+        return repr([described(y) for y in x])
+    name = getattr(x, "__qualname__", None)
+    if name is not None:
+        return f"{getattr(x, '__module__', '')}.{name}"
+    held = getattr(x, "__dict__", {})
+    return f"{type(x).__qualname__} {sorted((k, repr(y)) for k, y in held.items() if isinstance(y, tree.PLAIN))}"

@@ -14,6 +14,7 @@ from ... import notices
 from ...ask import PlanOptions
 from ...compiling import IN_SLICES, OF_PARTS, OF_WHOLE, CompileOptions
 from ...errors import TraceError, UsageError
+from ...printed import first_line
 from ...progress import announce
 from ..compiled.compiled_forward import not_compiled
 from ..compiled.stage import Stage
@@ -24,11 +25,10 @@ from ..rewrite.closeness import SETTINGS, Loose, difference, least_scale
 from ..tensors.sharded import class_name
 from . import known_ways
 from .choices import Choices
-from .compiled_ways import QUICK, Measured, compiled_ways, first_line, held_uncompiled
-from .compiled_ways import SETTINGS as WAYS
+from .compiled_finding import Kinds
+from .compiled_ways import HALF_APART_MOST, QUICK, Measured, compiled_ways, held_uncompiled
 from .finding import Found, Unit
-from .kinds import Kinds
-from .searching import SETTINGS as SEARCHING
+from .searching import ALIKE_LEAST_SHARE
 
 
 def compiled_choices(
@@ -51,7 +51,7 @@ def compiled_choices(
     for unit, kind in named:
         few, tried = (("min-cut", "blocks"), OF_WHOLE) if unit.path == WHOLE else (QUICK, OF_PARTS)
         saves = few if options.effort == "quick" else tried
-        if not all_of_them and count[kind] * held[kind] < SEARCHING.matters * every:
+        if not all_of_them and count[kind] * held[kind] < ALIKE_LEAST_SHARE * every:
             if found.staged is None:
                 found.plain.append(f"{class_name(unit.module)} (holds next to nothing)")
                 continue
@@ -104,7 +104,7 @@ def _measured(
     except torch.OutOfMemoryError:
         raise
     except Exception as e:  # the compiler's own errors have no common class
-        why = str(e) if isinstance(e, TraceError) else f"torch.compile fails: {type(e).__name__}: {first_line(e)}"
+        why = str(e) if isinstance(e, TraceError) else f"torch.compile fails: {type(e).__name__}: {first_line(e)[:120]}"
         found.plain.append(f"{name} ({why})")
         return None
     found.plain += [f"{name} {wrong}" for wrong in measured.wrong]
@@ -135,7 +135,7 @@ def reference(
 
 def is_far(apart: float | None) -> bool:
     """Whether the compiled step is so far from eager's that `reference` warns."""
-    return apart is not None and apart > WAYS.half_most
+    return apart is not None and apart > HALF_APART_MOST
 
 
 def rounded(ours: Outcome, apart: float | None) -> Loose:

@@ -15,38 +15,26 @@ import torch
 
 from ...compiling import IN_SLICES, Compiled, CompileOptions
 from ...errors import TraceError
-from ...parts.figures import Figures
-from ...parts.ways import Way, best
+from ...parts.ways import Figures, Way, best
+from ...printed import first_line
 from ...progress import Progress, announce
 from ..compiled.stage import compiled_forward
-from ..measure.memory import Levels
 from ..rewrite.closeness import difference, least_scale
 from ..run.sample import leaf_of
 from ..tensors import rng, tree
 from .finding import Unit
 from .trial_steps import TrialSteps
 
-
-@dataclass(frozen=True)
-class MeasuringSettings:
-    """timings : how often each way is timed, in turns; a guess. timings_most_s : seconds after which no further round begins; a
-    guess.
-    eager_most : difference of the part compiled as it is from eager, up to which it is compiled at all; a guess.
-    most : difference from the part compiled as it is, relative to a tensor's largest element, up to which a way is right; or
-    twice the difference of that part from eager, where this is more. half_most : the same for steps with half-precision numbers
-    in them that draw random numbers, which no eager step can be compared with; a guess. sliced_half_most : the same for a loss
-    in slices, each of which rounds its part of a gradient; a guess.
-    """
-
-    timings: int = 7
-    timings_most_s: float = 3.0
-    eager_most: float = 1e-3
-    most: float = 1e-5
-    half_most: float = 0.05
-    sliced_half_most: float = 0.01
-
-
-SETTINGS = MeasuringSettings()
+# Each way is timed so often, in turns, but no further round begins after so many seconds. Both are guesses.
+TIMINGS, TIMINGS_MOST_S = 7, 3.0
+# Differences are relative to the largest element of a tensor. A part is compiled at all if, compiled as it is, it is at most so
+# far from eager, with half-precision numbers in it or without; guesses.
+HALF_APART_MOST, EAGER_APART_MOST = 0.05, 1e-3
+# A way is right if it is at most so far from the part compiled as it is, or twice as far as that is from eager. Steps with
+# half-precision numbers that draw random numbers, which no eager step can be compared with, may be HALF_APART_MOST apart.
+APART_MOST = 1e-5  # a guess
+# The same of a loss in slices, each of which rounds its part of a half-precision gradient; a guess.
+SLICED_HALF_APART_MOST = 0.01
 MIN_CUT, QUICK = Compiled(), ("min-cut", "inputs")
 
 
@@ -95,11 +83,11 @@ class _Trial(TrialSteps):
         comparable = not self._drew() or self._options.draws_as_eager
         plain = self._compiled(MIN_CUT, path, progress)
         apart = _apart(plain, eager) if comparable else 0.0
-        if apart > (SETTINGS.half_most if self._has_halves() else SETTINGS.eager_most):
+        if apart > (HALF_APART_MOST if self._has_halves() else EAGER_APART_MOST):
             raise TraceError(
                 f"its compiled numbers are {apart:.1e} of their largest element away from the uncompiled ones"
             )
-        most = max(SETTINGS.most, 2 * apart, SETTINGS.half_most if not comparable and self._has_halves() else 0.0)
+        most = max(APART_MOST, 2 * apart, HALF_APART_MOST if not comparable and self._has_halves() else 0.0)
         hows: list[Compiled | None] = [MIN_CUT, *([None] if comparable else [])]
         exact = {MIN_CUT: True, None: apart == 0.0}
         wrong = []
@@ -112,9 +100,9 @@ class _Trial(TrialSteps):
             except torch.OutOfMemoryError:
                 raise
             except Exception as e:  # the compiler's own errors have no common class
-                wrong.append(f'in its way "{how.saves}" ({type(e).__name__}: {first_line(e)})')
+                wrong.append(f'in its way "{how.saves}" ({type(e).__name__}: {first_line(e)[:120]})')
                 continue
-            rounds = SETTINGS.sliced_half_most if how.saves in IN_SLICES and self._has_halves() else 0.0
+            rounds = SLICED_HALF_APART_MOST if how.saves in IN_SLICES and self._has_halves() else 0.0
             if off > max(most, rounds):
                 wrong.append(f'in its way "{how.saves}" (its numbers are {off:.1e} of their largest element away)')
             else:
@@ -201,17 +189,9 @@ class _Trial(TrialSteps):
 
     def sizes(self, how: Compiled | None) -> Figures:
         """Bytes that a step of the part takes in one way."""
-        forward, levels, out_bytes = self._forward(how), Levels(self.device), 0
-
-        def between(result: Any) -> None:
-            nonlocal out_bytes
-            out_bytes = self.bytes_made(result)
-            levels.mark("between")
-
+        forward = self._forward(how)
         self._clear(self._leaves)
-        levels.measure(lambda: self._run(forward, between))
-        before, after = levels.found
-        return Figures(max(0, before.level - out_bytes), before.peak, max(0, after.peak - out_bytes), 0.0)
+        return self.sizes_of(lambda between: self._run(forward, between))
 
     def _seconds(self, hows: Sequence[Compiled | None]) -> dict[Compiled | None, float]:
         """Seconds of the fastest of a few steps of each way, in turns."""
@@ -219,7 +199,7 @@ class _Trial(TrialSteps):
         taken = dict.fromkeys(hows, float("inf"))
         leaves = self._leaves
         start = time.perf_counter()
-        for _ in range(SETTINGS.timings):
+        for _ in range(TIMINGS):
             for how in hows:
                 self._clear(leaves)
                 self.wait()
@@ -227,14 +207,9 @@ class _Trial(TrialSteps):
                 self._run(forwards[how])
                 self.wait()
                 taken[how] = min(taken[how], time.perf_counter() - begin)
-            if time.perf_counter() - start > SETTINGS.timings_most_s:
+            if time.perf_counter() - start > TIMINGS_MOST_S:
                 break
         return taken
-
-
-def first_line(e: Exception) -> str:
-    """The first line of an error's message, cut short."""
-    return next((x for x in str(e).strip().splitlines() if x.strip()), "")[:120]
 
 
 def _apart(one: Sequence[torch.Tensor | None], other: Sequence[torch.Tensor | None]) -> float:

@@ -32,32 +32,21 @@ from ..rewrite.closeness import NOTHING
 from ..tensors.ranks import Turns
 from ..tensors.sharded import class_name
 from ..trace import plain_forward
-from . import refusals
+from . import words
 from .between import Between, Watched, between
 from .choices import Choices, Chosen
 from .compiled_search import reference, rounded
 from .finding import Found
 from .words import Covered, covered
 
-
-@dataclass(frozen=True)
-class DividingSettings:
-    """When a division is good enough. All are guesses.
-
-    divisions_most : divisions that are tried by a measured step.
-    close : share of a budget that may stay unused without another division.
-    counts : share of what a step holds between forward and backward, and of its peak, below which parts are not planned.
-    sharded_steps : steps of a sharded model by one division, of which the largest peak counts: on the CPU the buffers in which
-        parameters and gradients travel come and go in threads of gloo, later in one step than in another.
-    """
-
-    divisions_most: int = 4
-    close: float = 0.03
-    counts: float = 0.005
-    sharded_steps: int = 3
-
-
-SETTINGS = DividingSettings()
+# All are guesses.
+DIVISIONS_MOST = 4  # that are tried by a measured step
+UNUSED_SHARE = 0.03  # of a budget, that may stay unused without another division
+# Parts are not planned that hold less than this share of what a step holds between forward and backward, and of its peak.
+COUNTS_SHARE = 0.005
+# Steps of a sharded model by one division, of which the largest peak counts: on the CPU the buffers in which parameters and
+# gradients travel come and go in threads of gloo, later in one step than in another.
+SHARDED_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -139,7 +128,7 @@ class Dividing:
         if vain := self._in_vain(before):
             self.choices = self.choices.without(vain)
             if not self.choices.units:
-                raise refusals.nothing(self.found.plain, self.request.error)
+                raise words.nothing(self.found.plain, self.request.error)
             before = self._measure(self.choices.least())
         step = self.choices.measured_step(self.model, before)
         if self.eager is not None:
@@ -203,7 +192,7 @@ class Dividing:
                 if self._uses_up:
                     ours = self._run("planned")
             except RekindleError as e:
-                raise refusals.fails(class_name(self.model), e, self.request.error) from e
+                raise words.fails(class_name(self.model), e, self.request.error) from e
         if self.request.check and self.theirs is not None:
             may = NOTHING if self.choices.compile is None else rounded(ours, self.apart)
             found = compare(ours, self.theirs, self.s.fake is not None, may)
@@ -228,8 +217,8 @@ class Dividing:
             if not before.calls[i]:
                 vain[i] = "its calls find it in another state than it has by itself"
             elif (
-                sum(held[k] for k in like) < SETTINGS.counts * every
-                and ways[i][0].figures.backward_bytes < SETTINGS.counts * before.peak_bytes
+                sum(held[k] for k in like) < COUNTS_SHARE * every
+                and ways[i][0].figures.backward_bytes < COUNTS_SHARE * before.peak_bytes
             ):
                 vain[i] = "it holds next to nothing of what the step holds"
         lines = [f"{class_name(units[i].module)} ({why})" for i, why in vain.items()]
@@ -238,7 +227,7 @@ class Dividing:
 
     def _measured_peak(self, chosen: Chosen) -> int:
         """The peak of a step with these ways, in bytes without resident ones. Raises as `_measure`."""
-        steps = 1 if self.request.turns is None else SETTINGS.sharded_steps
+        steps = 1 if self.request.turns is None else SHARDED_STEPS
         return max(self._measure(chosen).peak_bytes for _ in range(steps))
 
     def _differs(self, differences: Sequence[str], chosen: Chosen) -> ParityError:
@@ -249,7 +238,7 @@ class Dividing:
         cause = "Two ways of torch.compile differ by more than rounding; please report it"
         if self.choices.compile is None:
             cause = explained(class_name(self.model), lambda: self._run("plain"), planned)
-        return refusals.differs(differences, cause, self.request.error)
+        return words.differs(differences, cause, self.request.error)
 
     def _levels(self) -> Levels:
         known = None
@@ -265,7 +254,7 @@ class Dividing:
         as_measured = self.choices.step(before.moments)
         best: _Answer | None = None
         tried: set[Chosen] = set()
-        for _ in range(SETTINGS.divisions_most):
+        for _ in range(DIVISIONS_MOST):
             announce(self.options.progress, f"dividing the goal among {len(step.parts)} parts")
             if (division := self._divided(step, aim)) is None or division.chosen in tried:
                 break
@@ -278,7 +267,7 @@ class Dividing:
             fits = limit is None or peak <= limit
             if fits and (best is None or division.extra < best.division.extra):
                 best = _Answer(division, peak, max(0, as_measured.peak(division.chosen) + over))
-            if limit is None or fits and (peak >= (1 - SETTINGS.close) * limit or division.extra <= EPS):
+            if limit is None or fits and (peak >= (1 - UNUSED_SHARE) * limit or division.extra <= EPS):
                 break
             aim = limit - over  # the step took so much more, or less, than was predicted
         least = self.choices.least()
@@ -315,7 +304,7 @@ class Dividing:
             peak = min(peak, max(least.peak_bytes, self._measure(least.chosen).peak_bytes))
         outside = max(m.outside_bytes for m in step.moments)
         budget, peak, outside = (n + self.resident for n in (limit, peak, outside))
-        return refusals.infeasible(class_name(self.model), budget, peak, outside, self.resident, self.request.error)
+        return words.infeasible(class_name(self.model), budget, peak, outside, self.resident, self.request.error)
 
     # -- the answer --------------------------------------------------------------------------------------------------
     def _as_plan(self, before: Between, step: Step, answer: _Answer, begin: float) -> PartsPlan:

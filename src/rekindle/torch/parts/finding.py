@@ -24,8 +24,8 @@ from ..situation.side_effects import ARGUMENT
 from ..tensors.sharded import class_name, inside
 from ..trace import Trace, trace_call
 from .again import only_computes
-from .reasons import around, in_few_words
 from .varying import Varying
+from .words import around, in_few_words
 
 
 @dataclass

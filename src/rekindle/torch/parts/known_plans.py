@@ -8,16 +8,17 @@ that is damaged counts as absent and is replaced; if the folder cannot be used, 
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from ...ask import PlanOptions
 from ...errors import FormatError
-from ...model import options_file
+from ...model import formats, options_file
 from ...model.cache_folder import cache_folder
 from ...parts.files import parts_plan_from_json
 from ...parts.plan import PartsPlan
@@ -32,7 +33,6 @@ from .dividing import Request, held_throughout
 from .finding import Found
 from .known_ways import digest, read, write
 
-log = logging.getLogger("rekindle")
 FORMAT = "rekindle.remembered_parts/1"
 VERSION = 1  # raise it whenever a request leads to another plan: plans that are older are then not used
 
@@ -52,23 +52,20 @@ def place(request: Request, s: Subject, found: Found) -> Path | None:
 
 def recall(path: Path | None, request: Request, seconds: float) -> PartsPlan | None:
     """The plan in the file; None: there is none. seconds : what it took to ask."""
-    if path is None:
+    found = read(path, FORMAT, partial(_plan, request.options))
+    if found is None:
         return None
-    try:
-        r = read(path, FORMAT)
-        plan = parts_plan_from_json(r.table("plan"), str(path))
-        offer = r.doc.get("offer")
-        if offer is not None and (not isinstance(offer, list) or [type(x) for x in offer] != [int, float]):
-            raise FormatError(f"{path} offers {offer!r}")
-        if plan.goal != request.options.goal and not request.options.or_least:
-            raise FormatError(f"{path} holds a plan for another goal")
-    except FileNotFoundError:
-        return None
-    except (OSError, FormatError) as e:
-        log.debug("a remembered plan passed over: %s", e)
-        return None
-    made = replace(plan, asked=request.options, captured=request.captured, solve_seconds=seconds)
-    return replace(made, offer=None if offer is None else (offer[0], offer[1]))
+    return replace(found, asked=request.options, captured=request.captured, solve_seconds=seconds)
+
+
+def _plan(asked: PlanOptions, r: formats.Reader) -> PartsPlan:
+    offer = r.doc.get("offer")
+    if offer is not None and (not isinstance(offer, list) or [type(x) for x in offer] != [int, float]):
+        raise FormatError(f"{r.where} offers {offer!r}")
+    plan = parts_plan_from_json(r.table("plan"), r.where)
+    if plan.goal != asked.goal and not asked.or_least:
+        raise FormatError(f"{r.where} holds a plan for another goal")
+    return replace(plan, offer=None if offer is None else (offer[0], offer[1]))
 
 
 def keep(path: Path | None, plan: PartsPlan) -> None:

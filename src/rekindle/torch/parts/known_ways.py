@@ -11,10 +11,10 @@ import hashlib
 import inspect
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,17 +23,17 @@ from ...errors import FormatError, RekindleError
 from ...model import formats
 from ...model.cache_folder import cache_folder, make_private
 from ...model.files import read_own, write_own
-from ...parts.figures import Figures
-from ...parts.ways import Way
+from ...parts.ways import Figures, Way
 from ..compiled.saving import VERSION as SAVING_VERSION
 from ..costs.cache import environment
+from .compiled_finding import described
 from .compiled_ways import Measured
 from .finding import Unit
-from .kinds import described
 
 log = logging.getLogger("rekindle")
 FORMAT = "rekindle.ways/1"
 MOST_BYTES = 2**20
+T = TypeVar("T")
 
 
 def place(unit: Unit, kind: str, device: torch.device, options: CompileOptions, saves: Sequence[str]) -> Path | None:
@@ -62,19 +62,14 @@ def place(unit: Unit, kind: str, device: torch.device, options: CompileOptions, 
 
 def recall(path: Path | None) -> Measured | None:
     """The ways in the file; None: there are none."""
-    if path is None:
-        return None
-    try:
-        r = read(path, FORMAT)
-        ways = [_way(formats.Reader(doc, str(path))) for doc in r.items("ways")]
-        if not ways or ways[0].compiled != Compiled():
-            raise FormatError(f"{path} does not begin with the part compiled as it is")
-        return Measured(ways, [str(x) for x in r.items("wrong")], r.number("eager_seconds"))
-    except FileNotFoundError:
-        return None
-    except (OSError, FormatError) as e:
-        log.debug("remembered ways passed over: %s", e)
-        return None
+    return read(path, FORMAT, _measured)
+
+
+def _measured(r: formats.Reader) -> Measured:
+    ways = [_way(formats.Reader(doc, r.where)) for doc in r.items("ways")]
+    if not ways or ways[0].compiled != Compiled():
+        raise FormatError(f"{r.where} does not begin with the part compiled as it is")
+    return Measured(ways, [str(x) for x in r.items("wrong")], r.number("eager_seconds"))
 
 
 def keep(path: Path | None, measured: Measured) -> None:
@@ -93,9 +88,18 @@ def digest(told: Any) -> str:
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32] + ".json"
 
 
-def read(path: Path, format: str) -> formats.Reader:
-    """The document in a file of the cache folder. Raises OSError, and FormatError where it is damaged or of another format."""
-    return formats.Reader(formats.parse_json(read_own(path, MOST_BYTES), str(path)), str(path), format)
+def read(path: Path | None, format: str, made: Callable[[formats.Reader], T]) -> T | None:
+    """The object that is made of the document in a file of the cache folder; None: there is no file, or it is damaged or of
+    another format."""
+    if path is None:
+        return None
+    try:
+        return made(formats.Reader(formats.parse_json(read_own(path, MOST_BYTES), str(path)), str(path), format))
+    except FileNotFoundError:
+        return None
+    except (OSError, FormatError) as e:
+        log.debug("a remembered file passed over: %s", e)
+        return None
 
 
 def write(path: Path, doc: dict[str, Any]) -> None:

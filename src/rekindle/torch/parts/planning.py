@@ -20,7 +20,7 @@ from ..measure.measured_step import Subject
 from ..serve.verify import subject
 from ..tensors.precision import deterministic
 from ..tensors.sharded import class_name
-from . import compiled_finding, known_plans, refusals
+from . import compiled_finding, known_plans, words
 from .compiled_search import compiled_choices, is_far
 from .dividing import Dividing, Request
 from .finding import Finder, Found
@@ -61,7 +61,7 @@ def plan_parts(request: Request, found: Found | None = None, keeps_caches: bool 
         if keeps:
             found.plain.insert(0, "layers that fill a key-value cache (config.use_cache=False lets them be planned)")
         if not choices.units:
-            raise refusals.nothing(found.plain, request.error, how.compile is not None)
+            raise words.nothing(found.plain, request.error, how.compile is not None)
         tried = [Dividing(request, s, found, choices)]
         if (in_one := _in_one_piece(request, s, found, keeps)) is not None:
             tried.append(in_one)

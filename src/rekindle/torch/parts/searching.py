@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from ... import allowance
 from ...ask import PlanOptions
 from ...errors import RekindleError
 from ...parts.ways import Way, as_part_plan, ways
+from ...printed import first_line
 from ...progress import announce
 from ..measure import trial
 from ..measure.measured_step import Subject
@@ -26,20 +27,9 @@ from .again_ways import again_ways
 from .choices import Choices, smallest
 from .finding import Found, Unit
 
-
-@dataclass(frozen=True)
-class SearchingSettings:
-    """When a part is worth a plan. Both are guesses.
-
-    saves_least : share of the bytes that a part holds plain which its ways must save at least.
-    matters : share of the bytes that all parts hold plain which equal parts must save together at least.
-    """
-
-    saves_least: float = 0.1
-    matters: float = 0.02
-
-
-SETTINGS = SearchingSettings()
+# A part is worth a plan if its ways save at least so large a share of the bytes that it holds plain, and if equal parts save
+# together at least so large a share of the bytes that all parts hold plain. Both are guesses.
+SAVED_LEAST_SHARE, ALIKE_LEAST_SHARE = 0.1, 0.02
 
 
 def search(s: Subject, found: Found, options: PlanOptions, check: bool) -> Choices:
@@ -75,8 +65,8 @@ def _plans(s: Subject, found: Found, options: PlanOptions, check: bool) -> dict[
             continue
         tried.add(graph.hash)
         saved, plain = _saved(useful), useful[0].figures
-        few = saved < SETTINGS.saves_least * max(plain.held_bytes, plain.backward_bytes)
-        if few or count[graph.hash] * saved < SETTINGS.matters * every:
+        few = saved < SAVED_LEAST_SHARE * max(plain.held_bytes, plain.backward_bytes)
+        if few or count[graph.hash] * saved < ALIKE_LEAST_SHARE * every:
             known[graph.hash] = []
         elif check and s.fake is None and (wrong := _wrong(unit, useful[smallest(useful)], options)):
             found.plain.append(f"{class_name(unit.module)} (its planned step {wrong})")
@@ -95,8 +85,7 @@ def _wrong(unit: Unit, way: Way, options: PlanOptions) -> str:
     except torch.OutOfMemoryError:
         raise
     except Exception as e:  # a part that works only inside of the model's step
-        line = (str(e).strip().splitlines() or [""])[0]
-        return f"fails with {type(e).__name__}: {line}"
+        return f"fails with {type(e).__name__}: {first_line(e)}"
     return f"differs in {', '.join(found)}" if found else ""
 
 

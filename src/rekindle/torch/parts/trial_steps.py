@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Self
 
 import torch
 
+from ...parts.ways import Figures
 from ..compiled.stage import Stage
 from ..measure.as_before import as_before
+from ..measure.levels import Levels
 from ..run.sample import copies, owned
 from ..tensors import tree
 from ..tensors.op_tensors import storage_of
 from .finding import Unit
-
-Self = TypeVar("Self", bound="TrialSteps")
 
 
 class TrialSteps:
@@ -31,7 +31,7 @@ class TrialSteps:
         self.kwargs: dict[str, Any] = {}
 
     @contextlib.contextmanager
-    def ready(self: Self) -> Iterator[Self]:
+    def ready(self) -> Iterator[Self]:
         """Inside, steps can be run; afterwards the module is as before."""
         module, call = self.module, self.given.call
         owning = module.owning(call.tensors) if isinstance(module, Stage) else contextlib.nullcontext()
@@ -42,7 +42,20 @@ class TrialSteps:
             self.args, self.kwargs = call.form.arguments(tree.unflatten(self.twins, call.spec))
             yield self
 
-    def bytes_made(self, result: Any) -> int:
+    def sizes_of(self, step: Callable[[Callable[[Any], None]], Any]) -> Figures:
+        """Bytes that a step of the part takes. step : runs it, and hands its results over before backward begins."""
+        levels, out_bytes = Levels(self.device), 0
+
+        def between(result: Any) -> None:
+            nonlocal out_bytes
+            out_bytes = self._bytes_made(result)
+            levels.mark("between")
+
+        levels.measure(lambda: step(between))
+        before, after = levels.found
+        return Figures(max(0, before.level - out_bytes), before.peak, max(0, after.peak - out_bytes), 0.0)
+
+    def _bytes_made(self, result: Any) -> int:
         """Bytes of the storages in a result of the part that are none of its inputs'."""
         given = {id(storage_of(t)) for t in self.twins}
         made = {id(s): s.nbytes() for t in tree.tensors_in(result) if (s := storage_of(t)) is not None}

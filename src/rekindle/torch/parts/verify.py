@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
+from ...accept import plan as accept_plan
 from ...arguments import flag
 from ...compiling import CompileOptions
 from ...errors import UsageError
@@ -21,13 +21,11 @@ from ..compiled.compiled_forward import CompiledForward
 from ..measure.as_before import as_before
 from ..measure.caches import without_caches
 from ..measure.comparison import compare, without_others_draws
-from ..measure.first_difference import explained
-from ..measure.measured_step import LossOf, Outcome, Subject, Way, flops, run
-from ..serve import verify as whole
-from ..serve.verify import Check, as_check, subject
+from ..measure.measured_step import LossOf, Way
+from ..serve.verify import Check, Steps, as_check, check_step, subject
 from ..tensors.precision import deterministic
 from ..trace import plain_forward
-from .applied import PartForward, apply_parts, forward_of, parts_aside, parts_forward, parts_taken_off, planned_parts
+from .applied import PartForward, apply_parts, forwards_of, parts_aside, parts_forward, parts_taken_off
 from .compiled_search import reference, rounded
 
 
@@ -39,12 +37,15 @@ def verify(
     loss: LossOf | None = None,
     count_flops: bool = False,
 ) -> Check:
-    """Run a plain step and a planned step from the same state and compare them bit by bit.
+    """Run a plain step and a planned step from the same state and compare them bit by bit. Results that a plan with
+    parity="close" adds up in another order are compared up to rounding.
 
     Both start from the same parameters, buffers and RNG state. For a model that draws random numbers, or uses a parameter more
     than once, a second pair of steps is run: the model is called twice, random numbers are drawn in between, and one backward
-    goes through both calls (not where only parts of the model are planned). Deterministic algorithms are used throughout. The
-    module and the sample are left as they were: gradients, buffers, inputs and RNG state.
+    goes through both calls (not where only parts of the model are planned). Deterministic algorithms are used throughout. Fused
+    attention on a GPU varies all the same: where gradients alone differ in a step that has it, two more plain steps tell how
+    far apart gradients may be (`Check.varying`). The module and the sample are left as they were: gradients, buffers, inputs
+    and RNG state.
 
     Parameters
     ----------
@@ -61,15 +62,16 @@ def verify(
     """
     accept.process("verify")
     flag("count_flops", count_flops)
-    own = parts_forward(model) if isinstance(model, nn.Module) else None
-    if not isinstance(plan, PartsPlan) and (plan is not None or own is None):
-        return whole.verify(model, sample, plan, loss=loss, count_flops=count_flops)
     accept.module(model)
+    if plan is not None:
+        accept_plan(plan)
     if loss is not None and not callable(loss):
         raise UsageError(f"loss={value(loss)} cannot be called; give a function from the model's result to a scalar")
-    put = contextlib.nullcontext() if plan is None else _instead(model, plan)
+    own = parts_forward(model)
     found = own.plan if plan is None and own is not None else plan
-    assert isinstance(found, PartsPlan)
+    if found is None or found.kind == "step":
+        return check_step(model, sample, found, loss=loss, count_flops=count_flops)
+    put = contextlib.nullcontext() if plan is None else _instead(model, found)
     if count_flops and found.captured.compile is not None:
         raise UsageError("count_flops=True: the FLOPs of compiled parts cannot be counted; leave it out")
     with accept.alone("verify", model), put:
@@ -79,94 +81,60 @@ def verify(
 def _check(model: nn.Module, sample: Any, plan: PartsPlan, loss: LossOf | None, count_flops: bool) -> Check:
     how = plan.captured
     s = subject(model, sample, loss, how.gradients, how.unused_by_parts)
-    plain = plain_forward(model)
-    fake = s.fake is not None
+    plain, fake = plain_forward(model), s.fake is not None
+    root = parts_forward(model)
+    forward = plain if root is None or not plan.stages else root.forward
+    around: dict[str, Any] = {
+        "planned": partial(without_caches, model, plan.keeps_caches),
+        "plain": partial(parts_aside, model),
+    }
+    steps = Steps(s, {"planned": forward, "plain": plain}, around)
     if how.compile is not None:
-        return _check_compiled(s, plain, plan, how.compile)
+        with accept.gradients_on(), as_before(model, s.sample.tensors):
+            return _check_compiled(steps, plan, how.compile)
     with (
         accept.gradients_on(),
         _silent(model),
         as_before(model, s.sample.tensors, fake=fake),
         s.fake or deterministic(),
     ):
-        ours = _planned(s, plain, plan)
-        theirs = None
-        with contextlib.suppress(torch.OutOfMemoryError):
-            theirs = _plain(s, plain)
-        found, cause = compare(ours, theirs, fake), ""
-        found = without_others_draws(found, [(ours, partial(_planned, s, plain, plan))])
-        if found.differences:
-            cause = explained(type(model).__name__, partial(_plain, s, plain), partial(_planned, s, plain, plan))
-        if plan.captured.gradients == "consumed":
-            s = s.consumed()
-            ours.peak = _planned(s, plain, plan).peak
-            if theirs is not None:
-                theirs.peak = _plain(s, plain).peak
-        held = _planned(s, plain, plan, Way.HELD).peak
-        extra = None
-        if count_flops and theirs is not None:
-            with without_caches(model, plan.keeps_caches):
-                mine = flops(s, plain)
-            with parts_aside(model):
-                its = flops(s, plain)
-            extra = mine / its - 1 if its else None
-    return replace(as_check(found, ours, theirs, plan.activation_peak_bytes, extra, held), cause=cause)
+        ours, theirs = steps.run("planned"), steps.plain_if_it_fits()
+        found = without_others_draws(compare(ours, theirs, fake), [(ours, partial(steps.run, "planned"))])
+        return steps.checked(found, ours, theirs, plan, way=Way.ONCE, held=True, count_flops=count_flops)
 
 
-def _check_compiled(s: Subject, plain: Any, plan: PartsPlan, compile: CompileOptions) -> Check:
+def _check_compiled(steps: Steps, plan: PartsPlan, compile: CompileOptions) -> Check:
     """The check of compiled parts: against the step with each of them compiled as it is, and against eager's."""
-    root = parts_forward(s.model)
-    forward = plain if root is None or not plan.stages else root.forward
-    with accept.gradients_on(), as_before(s.model, s.sample.tensors):
-        _planned(s, forward, plan)  # compiles what is not compiled yet
-        ours, eager = _planned(s, forward, plan), None
-        with contextlib.suppress(torch.OutOfMemoryError):
-            eager = _plain(s, plain)
-        with contextlib.ExitStack() as stack:
-            for m in planned_parts(s.model):
-                if isinstance(part := forward_of(m), CompiledForward):
-                    stack.enter_context(part.as_it_is())
-            theirs, apart = reference(eager, partial(_planned, s, forward, plan), compile)
-        found = compare(ours, theirs, False, rounded(ours, apart))
-        held = _planned(s, forward, plan, Way.HELD).peak
+    steps.run("planned")  # compiles what is not compiled yet
+    ours, eager = steps.run("planned"), steps.plain_if_it_fits()
+    with contextlib.ExitStack() as stack:
+        for _, part in forwards_of(steps.s.model):
+            if isinstance(part, CompiledForward):
+                stack.enter_context(part.as_it_is())
+        theirs, apart = reference(eager, partial(steps.run, "planned"), compile)
+    found = compare(ours, theirs, False, rounded(ours, apart))
+    held = steps.run("planned", Way.HELD).peak
     made = as_check(found, ours, eager, plan.activation_peak_bytes, None, held)
     return replace(made, eager_difference=apart)
-
-
-def _planned(s: Subject, forward: Any, plan: PartsPlan, way: Way = Way.ONCE) -> Outcome:
-    with without_caches(s.model, plan.keeps_caches):
-        return run(s, forward, "planned", way)
-
-
-def _plain(s: Subject, forward: Any) -> Outcome:
-    with parts_aside(s.model):
-        return run(s, forward, "plain")
 
 
 @contextlib.contextmanager
 def _instead(model: nn.Module, plan: PartsPlan) -> Any:
     """Inside, the model runs by these plans of its parts; afterwards as before."""
-    own = parts_forward(model)
-    forwards = [(m, forward_of(m)) for m in planned_parts(model)]
-    with parts_taken_off(model):
+    with parts_taken_off(model, for_good=False):
         apply_parts(model, plan, "error", check=False)
-    try:
-        yield
-    finally:
-        root = parts_forward(model)
-        assert root is not None
-        root.give_back(model)
-        if own is not None:
-            for m, forward in forwards:
-                assert forward is not None
-                forward.take_over(m)
-            own.take_over(model)
+        try:
+            yield
+        finally:
+            root = parts_forward(model)
+            assert root is not None
+            root.give_back(model)
 
 
 @contextlib.contextmanager
 def _silent(model: nn.Module) -> Any:
     with contextlib.ExitStack() as stack:
-        for m in planned_parts(model):
-            if isinstance(forward := forward_of(m), PartForward):
+        for _, forward in forwards_of(model):
+            if isinstance(forward, PartForward):
                 stack.enter_context(forward.silent())
         yield

@@ -1,16 +1,25 @@
-"""The line that says which parts of a model are planned and what runs plain."""
+"""The words of planning in parts: which parts are planned, why others run plain, and the errors."""
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import FrameType
+from typing import TYPE_CHECKING
 
 from torch import nn
 
+from ...errors import InfeasibleBudget, ParityError, RekindleError, TraceError, UsageError
+from ...frames import is_users, users_line
+from ...sizes import format_bytes
 from ..compiled.stage import Stage
 from ..tensors.sharded import class_name
-from .finding import Unit
+
+if TYPE_CHECKING:
+    from .finding import Unit
 
 PLAIN_MOST = 3  # reasons in the line; the line says how many more there are
 
@@ -59,3 +68,79 @@ def covered(model: nn.Module, found: Covered, plain: Sequence[str]) -> str:
         more = f" and {len(reasons) - PLAIN_MOST} more" if len(reasons) > PLAIN_MOST else ""
         text += f"; plain: {', '.join(reasons[:PLAIN_MOST])}{more}"
     return text
+
+
+# -- why a submodule cannot be captured --------------------------------------------------------------------------------
+def in_few_words(e: TraceError, model: nn.Module) -> str:
+    """The reason why a capture of the model failed, with the user's innermost line and module: "Decoder (train.py:88 reads a
+    tensor)"."""
+    where, inner = e.line, model
+    for frame, line in [] if e.line else _frames(e):
+        if is_users(frame):
+            where = f"{os.path.basename(frame.f_code.co_filename)}:{line}"
+            inner = x if isinstance(x := frame.f_locals.get("self"), nn.Module) else inner
+    return f"{class_name(inner)} ({where} {e.reason})" if where else f"{class_name(inner)} ({e.reason})"
+
+
+def around(e: BaseException, model: nn.Module) -> set[nn.Module]:
+    """The submodules whose forward was running where the capture failed: none of them can be captured either."""
+    modules = {id(m): m for m in model.modules()}
+    return {modules[id(x)] for f, _ in _frames(e) if id(x := f.f_locals.get("self")) in modules}
+
+
+def _frames(e: BaseException) -> list[tuple[FrameType, int]]:
+    """(frame, line) of the calls through which the exception, or the one that caused it, came."""
+    found = traceback.walk_tb((e.__cause__ or e).__traceback__)
+    return [(f, line) for f, line in found if f.f_globals.get("__name__") != "contextlib"]
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+def infeasible(
+    name: str, budget: int, peak: int, outside: int, resident: int, whole: TraceError | None
+) -> InfeasibleBudget:
+    """No division keeps the budget. All are bytes of the whole step.
+
+    name : class of the model. peak : the smallest that is known to be reachable. outside : the most that is held outside of the
+    parts. resident : held during the whole step. whole : why the whole model cannot be captured.
+    """
+    why = "" if whole is None else f". As a whole the model cannot be planned because {whole}"
+    return InfeasibleBudget(
+        f"budget {format_bytes(budget)} ({budget} bytes) cannot be kept by planning the parts of {name}: the smallest peak "
+        f"that is known to be reachable is {format_bytes(peak)} ({peak} bytes); {format_bytes(outside)} are held outside of "
+        f"the parts at some time. The model is as it was. Give budget={peak}, or_least=True, a smaller batch, or write the "
+        f"code outside of the parts so that the whole model can be captured{why}",
+        budget=budget, smallest_peak=peak, bound_bytes=resident, op="",
+    )  # fmt: skip
+
+
+def nothing(plain: Sequence[str], whole: TraceError | None, compiled: bool = False) -> RekindleError:
+    """No part can be planned with a gain. plain : what runs as it is, and why. whole : as `infeasible`."""
+    tried = f": {', '.join(dict.fromkeys(plain))} run plain" if plain else ""
+    if compiled:
+        return UsageError(
+            f"compile=True: no part can be compiled with a gain{tried}. Leave `compile` out, or name others in `parts`"
+        )
+    if whole is not None:
+        return TraceError(
+            f"{str(whole).rstrip('.')}. No part of the model can be planned by itself with a gain either{tried}"
+        )
+    return UsageError(
+        f"parts: no plan for the named submodules saves memory{tried}; name larger ones, such as the blocks of the model"
+    )
+
+
+def fails(name: str, e: RekindleError, whole: TraceError | None) -> TraceError:
+    """A step with planned parts fails. name, whole : as `infeasible`."""
+    _, line = users_line(e)
+    at = f" at {line}" if line else ""
+    why = "" if whole is None else f". As a whole it cannot be planned because {whole}"
+    return TraceError(f"a step of {name} with planned parts fails{at}: {e}{why}")
+
+
+def differs(differences: Sequence[str], cause: str, whole: TraceError | None) -> ParityError:
+    """A step with planned parts gives other numbers. cause : why, in words. whole : as `infeasible`."""
+    why = "" if whole is None else f"As a whole the model cannot be planned because {str(whole).rstrip('.')}. "
+    return ParityError(
+        f"the step with planned parts does not give the plain step's numbers: {'; '.join(differences)}. {cause}. {why}"
+        "The model is as it was; check=False trains without the comparison"
+    )

@@ -14,7 +14,6 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from ... import plan_files
-from ...model import formats
 from ...model.plan import Plan
 from .. import private
 from ..run import shared_casts
@@ -218,7 +217,7 @@ class PlannedForward(SwitchedForward):
     # -- pickles -----------------------------------------------------------------------------------------------------
     def _pickled(self) -> Any:
         r = self._replanner
-        return as_text(r.plan), r.on_new_shape, r.replan, r.check, self._in_eval, self.is_off
+        return r.plan.to_text(), r.on_new_shape, r.replan, r.check, self._in_eval, self.is_off
 
     def _unpickle(self, pickled: Any) -> None:
         text, on_new_shape, replan, check, in_eval, is_off = pickled
@@ -262,15 +261,6 @@ def _runs_plain_in() -> str:
 
 
 _PLANNED: weakref.WeakKeyDictionary[nn.Module, PlannedForward] = weakref.WeakKeyDictionary()
-
-
-def as_text(plan: Plan) -> str:
-    """The JSON of the plan's file, which a pickled module takes along (`torch.save`, multiprocessing, Lightning).
-
-    A capture holds functions and tensors of the process that made it, and stays there: the plan binds at the module's first
-    call.
-    """
-    return formats.as_text(plan.to_json())
 
 
 @functools.lru_cache(maxsize=64)

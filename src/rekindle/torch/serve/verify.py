@@ -1,9 +1,15 @@
-"""Compares a planned step with a plain one: the same numbers, and the peak that the plan predicts."""
+"""Compares a step of a planned module with a plain one: the same numbers, and the peak that the plan predicts.
+
+Results that a plan with parity="close" adds up in another order are compared up to rounding. Fused attention on a GPU varies
+from step to step under deterministic algorithms too: where gradients alone differ in a step that has it, two more plain steps
+tell how far apart gradients may be (`Check.varying`).
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -11,11 +17,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...accept import plan as accept_plan
 from ...carrying import Replanned
 from ...errors import PlanMismatch, RekindleError, UsageError
 from ...model.plan import Plan
-from ...printed import value
+from ...parts.plan import PartsPlan
 from ...sizes import format_bytes
 from .. import accept
 from ..measure.as_before import as_before
@@ -129,39 +134,6 @@ class Check:
         return {True: "bitwise equal", False: "DIFFERS", None: "not compared"}[equal]
 
 
-def verify(
-    model: nn.Module,
-    sample: Any,
-    plan: Plan | None = None,
-    *,
-    loss: LossOf | None = None,
-    count_flops: bool = False,
-) -> Check:
-    """Run a plain step and a planned step from the same state and compare them bit by bit. Results that a plan with
-    parity="close" adds up in another order are compared up to rounding.
-
-    Both start from the same parameters, buffers and RNG state. For a model that draws random numbers, or uses a parameter more
-    than once, a second pair of steps is run: the model is called twice, random numbers are drawn in between, and one backward
-    goes through both calls. Deterministic algorithms are used throughout. Fused attention on a GPU varies all the same: where
-    gradients alone differ in a step that has it, two more plain steps tell how far apart gradients may be (`Check.varying`).
-    The module and the sample are left as they were: gradients, buffers, inputs and RNG state.
-
-    Parameters
-    ----------
-    plan : the plan to check; None: the plan that the module has (see `apply`).
-    loss : result of the model -> scalar; default `default_loss`. Results that the plan leaves out (`unused`) are None in it,
-        in the plain step too.
-    count_flops : run one more step each way and count its FLOPs.
-
-    Raises
-    ------
-    UsageError : there is no plan, or no result that requires grad, or the model has no numbers (on the meta device).
-    PlanMismatch : the plan is not for calls with this sample.
-    RekindleError : a step fails; the message gives the error of the module, which is its cause.
-    """
-    return check_step(model, sample, plan, loss=loss, count_flops=count_flops)
-
-
 def check_step(
     model: nn.Module,
     sample: Any,
@@ -171,13 +143,10 @@ def check_step(
     count_flops: bool = False,
     held: bool = False,
 ) -> Check:
-    """`verify`. held : run and measure one more planned step, in which the caller holds the results to the end."""
-    accept.process("verify")
-    accept.module(model)
-    if plan is not None:
-        accept_plan(plan)
-    if loss is not None and not callable(loss):
-        raise UsageError(f"loss={value(loss)} cannot be called; give a function from the model's result to a scalar")
+    """`rekindle.verify` of the plan of a whole step; None: the plan that the module has.
+
+    held : run and measure one more planned step, in which the caller holds the results to the end. Raises as `rekindle.verify`.
+    """
     planned = planned_forward(model)
     if plan is not None:
         planned = PlannedForward(model, plan, "error", lambda *_: Replanned(plan, ""), check=False)
@@ -186,8 +155,7 @@ def check_step(
     accept.measurable(model, *call_arguments(sample))
     how = planned.plan.trace_options
     s = subject(model, sample, loss, how.gradients, how.unused)
-    plain = planned.plain
-    fake = s.fake is not None
+    steps, fake = Steps(s, {"planned": planned, "plain": planned.plain}), s.fake is not None
 
     with (
         accept.alone("verify", model),
@@ -197,38 +165,74 @@ def check_step(
         s.fake or deterministic(),
     ):
         if _waits_with_slices(planned):
-            run(
-                s, planned, "planned"
-            )  # proves the slices, on tensors of its own, which would be measured with the step
-        ours = run(s, planned, "planned")
-        theirs = None
-        with contextlib.suppress(torch.OutOfMemoryError):  # a model may have a plan because it does not fit without one
-            theirs = run(s, plain, "plain")
+            steps.run("planned")  # proves the slices, on tensors of its own, which would be measured with the step
+        ours, theirs = steps.run("planned"), steps.plain_if_it_fits()
+        used = (planned if planned.last is None else planned.last).plan
         may = NOTHING if planned.last is None else loose(planned.last.trace.lowered.captured)
-        found = _compared(s, planned, ours, theirs, Way.ONCE, may)
-        once = bool(found.differences)
+        found = _compared(steps, planned, ours, theirs, Way.ONCE, may)
+        way = Way.ONCE if found.differences else Way.TWICE
         ours, theirs = ours.figures(), None if theirs is None else theirs.figures()
         adds_up = planned.last is not None and planned.last.runner.adds_up
         if theirs is not None and not fake and (ours.drew or theirs.drew or adds_up):
-            found = found.and_also(_compare_twice(s, planned, plain, may), "called twice before backward, with random numbers "
-                                   "drawn in between: ")  # fmt: skip
-        extra = None
-        if count_flops and theirs is not None:
-            counts = [flops(s, f) for f in (planned, plain)]
-            extra = counts[0] / counts[1] - 1 if counts[1] else None
-        as_trained = s.consumed() if how.gradients == "consumed" else s
-        if as_trained is not s:  # the steps that were compared had to keep their gradients
-            ours.peak = run(as_trained, planned, "planned").peak
+            twice = "called twice before backward, with random numbers drawn in between: "
+            found = found.and_also(_compare_twice(steps, planned, may), twice)
+        return steps.checked(found, ours, theirs, used, way=way, held=held, count_flops=count_flops)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The two steps of a subject that a check compares, "planned" and "plain".
+
+    forwards : of each. around : makes the context in which such a step runs; none is needed for a step that has no entry.
+    """
+
+    s: Subject
+    forwards: Mapping[str, Callable[..., Any]]
+    around: Mapping[str, Callable[[], AbstractContextManager[Any]]] = field(default_factory=dict)
+
+    def run(self, which: str, way: Way = Way.ONCE) -> Outcome:
+        """Run one step. which : "planned" or "plain"."""
+        with self._around(which):
+            return run(self.s, self.forwards[which], which, way)
+
+    def plain_if_it_fits(self) -> Outcome | None:
+        """The plain step; None: it does not fit the device, which may be why the model has a plan."""
+        with contextlib.suppress(torch.OutOfMemoryError):
+            return self.run("plain")
+        return None
+
+    def checked(
+        self, found: Compared, ours: Outcome, theirs: Outcome | None, plan: Plan | PartsPlan, *, way: Way, held: bool,
+        count_flops: bool = False,
+    ) -> Check:  # fmt: skip
+        """The check of these steps, with the figures and the cause that further steps tell.
+
+        found : the comparison of `ours`, the planned step, with `theirs`, the plain one; None: it did not fit. way : how the
+        steps were called that differ. held, count_flops : whether these are wanted.
+        """
+        extra = self._extra_flops() if count_flops and theirs is not None else None
+        as_trained = self
+        if plan.trace_options.gradients == "consumed":  # the steps that were compared had to keep their gradients
+            as_trained = replace(self, s=self.s.consumed())
+            ours.peak = as_trained.run("planned").peak
             if theirs is not None:
-                theirs.peak = run(as_trained, plain, "plain").peak
-        top = run(as_trained, planned, "planned", Way.HELD).peak if held else None
+                theirs.peak = as_trained.run("plain").peak
+        top = as_trained.run("planned", Way.HELD).peak if held else None
         cause = ""
         if found.differences:
-            way = Way.ONCE if once else Way.TWICE
-            name, runs = type(model).__name__, ((plain, "plain"), (planned, "planned"))
-            cause = explained(name, *(partial(run, s, forward, which, way) for forward, which in runs))
-    used = planned.last.plan if planned.last is not None else planned.plan
-    return replace(as_check(found, ours, theirs, used.activation_peak_bytes, extra, top), cause=cause)
+            name = type(self.s.model).__name__
+            cause = explained(name, *(partial(self.run, which, way) for which in ("plain", "planned")))
+        return replace(as_check(found, ours, theirs, plan.activation_peak_bytes, extra, top), cause=cause)
+
+    def _extra_flops(self) -> float | None:
+        counts = []
+        for which in ("planned", "plain"):
+            with self._around(which):
+                counts.append(flops(self.s, self.forwards[which]))
+        return counts[0] / counts[1] - 1 if counts[1] else None
+
+    def _around(self, which: str) -> AbstractContextManager[Any]:
+        return self.around.get(which, contextlib.nullcontext)()
 
 
 def as_check(
@@ -291,16 +295,16 @@ def subject(
     return Subject(model, Sample(model, args, kwargs, fake is not None), loss, fake, device, cuda, start, unused)
 
 
-def _compare_twice(s: Subject, planned: PlannedForward, plain: Any, may: Loose) -> Compared:
+def _compare_twice(steps: Steps, planned: PlannedForward, may: Loose) -> Compared:
     """The comparison of steps that call the model twice. Random numbers are drawn between the calls, and one backward goes
     through both. may : what may differ by rounding."""
     bound = planned.last
     adds_up = bound is not None and bound.runner.adds_up
-    found = _twice(s, planned, plain, Way.JOINED, may, vary=not adds_up)
+    found = _twice(steps, planned, Way.JOINED, may, vary=not adds_up)
     if found.differences and bound is not None and adds_up:
         # The sums of one backward through both calls may round differently; a warning says so when such a call is made.
         wrong = [k for k in ("loss", "buffers", "rng") if not found.equal[k]]
-        apart = _twice(s, planned, plain, Way.TWICE, may)
+        apart = _twice(steps, planned, Way.TWICE, may)
         if not wrong and not apart.differences:
             bound.runner.let_round()
             return Compared(dict.fromkeys(KINDS, True), varying=apart.varying)
@@ -308,30 +312,29 @@ def _compare_twice(s: Subject, planned: PlannedForward, plain: Any, may: Loose) 
     return found
 
 
-def _twice(s: Subject, planned: Any, plain: Any, way: Way, may: Loose, vary: bool = True) -> Compared:
+def _twice(steps: Steps, planned: PlannedForward, way: Way, may: Loose, vary: bool = True) -> Compared:
     nothing = Compared(dict.fromkeys(KINDS, True))
     try:
-        theirs = run(s, plain, "plain", way)
+        theirs = steps.run("plain", way)
     except (RekindleError, torch.OutOfMemoryError):
         return nothing  # the module cannot be called twice before one backward, or memory is too small
     try:
-        ours = run(s, planned, "planned", way)
+        ours = steps.run("planned", way)
     except (PlanMismatch, torch.OutOfMemoryError):
         # The first call changed something, so that the second needs another plan; or memory is too small.
         return nothing
-    return _compared(s, planned, ours, theirs, way, may) if vary else compare(ours, theirs, False, may)
+    return _compared(steps, planned, ours, theirs, way, may) if vary else compare(ours, theirs, False, may)
 
 
 def _compared(
-    s: Subject, planned: PlannedForward, ours: Outcome, theirs: Outcome | None, way: Way, may: Loose
+    steps: Steps, planned: PlannedForward, ours: Outcome, theirs: Outcome | None, way: Way, may: Loose
 ) -> Compared:
     """The comparison of a planned step with a plain one. Where gradients alone differ, and fused attention varies from step to
     step, further plain steps tell how far gradients may be apart."""
-    found = compare(ours, theirs, s.fake is not None, may)
+    found = compare(ours, theirs, steps.s.fake is not None, may)
     if theirs is not None:
-        steps = ((theirs, planned.plain, "plain"), (ours, planned, "planned"))
-        found = without_others_draws(found, ((one, partial(run, s, f, name, way)) for one, f, name in steps))
+        again = ((theirs, partial(steps.run, "plain", way)), (ours, partial(steps.run, "planned", way)))
+        found = without_others_draws(found, again)
     if theirs is None or planned.last is None:
         return found
-    again = partial(run, s, planned.plain, "plain", way)
-    return unless_plain_steps_vary(found, ours, theirs, may, planned.last.trace, again)
+    return unless_plain_steps_vary(found, ours, theirs, may, planned.last.trace, partial(steps.run, "plain", way))
