@@ -6,22 +6,10 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class WallSettings:
-    """How often steps are timed. Both figures are guesses that gave stable ratios on the suite cpu.
-
-    rounds : each round times the plain step and the other step; the result is the median over rounds.
-    steps_per_round : steps timed of each kind in a round, after one step of warm-up; the fastest counts.
-    """
-
-    rounds: int = 5
-    steps_per_round: int = 3
-
-
-SETTINGS = WallSettings()
+# Both figures are guesses that gave stable ratios on the suite cpu.
+ROUNDS = 5  # each times the plain step and the other step; the result is the median over rounds
+STEPS_PER_ROUND = 3  # of each kind, after one step of warm-up; the fastest counts
 
 
 def wall_ratio(step: Callable[[], None], within: Callable[[], AbstractContextManager[object]]) -> float:
@@ -30,7 +18,7 @@ def wall_ratio(step: Callable[[], None], within: Callable[[], AbstractContextMan
     The median of several rounds. Each round times both, so that other load on the machine slows both.
     """
     ratios = []
-    for _ in range(SETTINGS.rounds):
+    for _ in range(ROUNDS):
         plain = _fastest(step)
         with within():
             ratios.append(_fastest(step) / plain)
@@ -40,7 +28,7 @@ def wall_ratio(step: Callable[[], None], within: Callable[[], AbstractContextMan
 def _fastest(step: Callable[[], None]) -> float:
     step()
     found = []
-    for _ in range(SETTINGS.steps_per_round):
+    for _ in range(STEPS_PER_ROUND):
         start = time.perf_counter()
         step()
         found.append(time.perf_counter() - start)

@@ -9,7 +9,7 @@ import typer
 
 from .. import api, registry
 from ..arguments import choice
-from ..ask import EFFORTS, GRADIENTS, PARITIES, PlanOptions, TraceOptions
+from ..ask import EFFORTS, GRADIENTS, PARITIES, Goal, PlanOptions, TraceOptions
 from ..errors import UsageError
 from ..model.files import write_text
 from ..model.formats import write_json
@@ -101,8 +101,7 @@ def plan(
         )  # fmt: skip
     if out is not None:
         made.save(out)
-    limit = goal.limit(made.graph.resident_bytes, made.baseline_activation_bytes)
-    written = _write_timeline(made, limit, svg)
+    written = _write_timeline(made, goal, svg)
     return Answer(made.figures(), lambda: [text.plan_table(made), "", made.sentence, *_wrote(out, written)])
 
 
@@ -180,7 +179,7 @@ def solve(
         )  # fmt: skip
     if out is not None:
         write_json(out, schedule_document(made))
-    written = _write_timeline(made, goal.limit(read.resident_bytes, made.baseline_activation_bytes), svg)
+    written = _write_timeline(made, goal, svg)
     return Answer(
         schedule_document(made, steps=False),
         lambda: [text.plan_table(made), "", made.sentence, *_wrote(out, written)],
@@ -205,8 +204,9 @@ def _check(
     choice("gradients", gradients, GRADIENTS)
 
 
-def _write_timeline(made: Plan, limit: int | None, svg: Path | None) -> Path | None:
+def _write_timeline(made: Plan, goal: Goal, svg: Path | None) -> Path | None:
     if svg is not None:
+        limit = goal.limit(made.graph.resident_bytes, made.baseline_activation_bytes)
         title = f"Memory of one training step: {made.graph.name}"
         if limit is not None:
             title += f", within {format_bytes(limit)}"

@@ -128,7 +128,7 @@ class _Options:
             goal = Goal.from_json(self._fields.table("or_least"))
         except UsageError as e:
             raise FormatError(f"{self._fields.where}: 'or_least': {e}") from e
-        if goal.budget is None and goal.fraction is None:
+        if not goal.is_budget:
             raise self._wrong("or_least", "be a budget", goal.to_json())
         return goal
 

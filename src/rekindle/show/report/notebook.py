@@ -12,8 +12,9 @@ from ..timeline import memory_timeline
 
 def of_plan(plan: Plan) -> str:
     """HTML of a plan: a notebook shows it, and prints `str(plan)` where it shows no HTML."""
-    limit = plan.goal.limit(plan.graph.resident_bytes, plan.baseline_activation_bytes)
-    picture = memory_timeline(plan.graph, plan.schedule, budget=limit, cost=plan.cost, target=plan.trace_options.target)
+    picture = memory_timeline(
+        plan.graph, plan.schedule, budget=plan.limit, cost=plan.cost, target=plan.trace_options.target
+    )
     return f"<div>{_words(plan)}{picture}</div>"
 
 

@@ -149,8 +149,7 @@ def apply_parts(model: nn.Module, plan: PartsPlan, on_new_shape: str, check: boo
     """
     with without_caches(model, plan.keeps_caches):  # as in a step, since the plans are for modules in that state
         forwards = _forwards(model, plan, on_new_shape, check)
-    is_budget = plan.goal.budget is not None or plan.goal.fraction is not None
-    root = PartsForward(model, plan, on_new_shape == "plan" and is_budget)
+    root = PartsForward(model, plan, on_new_shape == "plan" and plan.goal.is_budget)
     for module, forward in forwards:
         forward.take_over(module)
         unused.used(module)  # a step may leave it out
