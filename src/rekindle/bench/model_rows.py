@@ -9,11 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InfeasibleBudget, RekindleError
+from .cases import wall_ratio
 from .comparators import REGISTERED, NotApplicable
 from .methods import COMPARATORS, Asked, parse
 from .row import MB, ModelFacts, Outcome, Row, Task, make_row, rewriting, sums
 from .suites import SUITES
-from .wall import wall_ratio
 
 if TYPE_CHECKING:
     from ..model.plan import Plan
@@ -141,7 +141,7 @@ def _compared(case: Case, facts: ModelFacts, method: str, traced: _Traced | Exce
 def _planned(case: Case, facts: ModelFacts, method: str, asked: Asked, traced: _Traced | Exception) -> Row:
     """The row of a solver's plan, which really runs."""
     from .. import api, registry
-    from .closeness import difference
+    from .cases import difference
     from .nodes import node_runs
 
     if isinstance(traced, Exception):

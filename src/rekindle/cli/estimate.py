@@ -34,11 +34,6 @@ Effort = Annotated[
 Plans = Annotated[bool, typer.Option("--plans/--no-plans", help="Look for plans, which takes longer (default: yes).")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command()(estimate)
-
-
 def estimate(
     model: Model,
     batch: Batch = None,

@@ -59,13 +59,6 @@ AnyModel = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    app.command()(plan)
-    app.command()(frontier)
-    app.command()(solve)
-
-
 def plan(
     model: Model,
     budget: Budget = None,

@@ -24,11 +24,6 @@ Optimizer = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command()(trace)
-
-
 def trace(
     model: Model,
     batch: Batch = None,

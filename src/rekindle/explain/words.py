@@ -9,8 +9,7 @@ from ..model.rewriting import Rewriting
 from ..model.rewriting_words import STEP, line
 from ..printed import name
 from ..sizes import format_bytes, of_bytes
-from .holders import RESIDENT, Holder
-from .holding import FORWARD, GRADIENT, RECOMPUTED, RUNNING, SAVED, WORKSPACE, Held, Peak
+from .holding import FORWARD, GRADIENT, RECOMPUTED, RESIDENT, RUNNING, SAVED, WORKSPACE, Held, Holder, Peak
 from .loss import dimensions, loss_and_gradients, scores_ops
 
 # From which share of the bytes beside the resident ones on a holder is worth a sentence. All are guesses.

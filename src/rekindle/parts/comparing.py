@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..explain.comparison import Comparison, Sizes, compare_plans, differences, graph_differences, they_are
-from ..explain.patterns import paths_pattern
+from ..explain.modules import paths_pattern
 from ..model.plan import Plan
 from .explaining import explain_parts
 from .plan import PartsPlan

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ...explain import holding
-from ...explain.holders import RESIDENT, holders
+from ...explain.holding import RESIDENT, holders
 from ...explain.loss import loss_ops
-from ...explain.modules import folded_paths
-from ...explain.patterns import paths_pattern
+from ...explain.modules import folded_paths, paths_pattern
 from ...explain.rows import forward_tree
 from ...model import rewriting_words, verdict
 from ...model.graph import Graph

@@ -14,10 +14,9 @@ from torch import nn
 
 from ... import notices
 from ...ask import PlanOptions
-from ...carrying import ANOTHER_GRAPH, CARRIED, Replanned
+from ...carrying import ANOTHER_GRAPH, CARRIED, Replanned, carried
 from ...compiling import Compiled, CompileOptions
 from ...errors import PlanMismatch
-from ...model.carry import carried
 from ...model.plan import Plan
 from ...model.schedule import Schedule
 from ...parts.files import parts_from_text
