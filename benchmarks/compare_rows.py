@@ -23,7 +23,7 @@ from rekindle.bench.row import Key, Row, key
 from rekindle.cli.answer import out_console
 from rekindle.errors import RekindleError, UsageError
 from rekindle.printed import printable
-from rekindle.show.figures import figure
+from rekindle.show.text import figure
 
 OVERHEADS = ("flops_overhead", "seconds_overhead", "overhead")
 FROM_BEST: dict[str, tuple[Any, ...]] = {  # values of a field, best first

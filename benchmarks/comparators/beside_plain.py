@@ -6,8 +6,7 @@ A case on tensors without data has a small copy of its model measured in its pla
 from __future__ import annotations
 
 from rekindle import api
-from rekindle.bench.cases import Case
-from rekindle.bench.closeness import difference
+from rekindle.bench.cases import Case, difference
 from rekindle.bench.comparators import REGISTERED, Within
 from rekindle.model.plan import Plan
 from rekindle.torch.trace import Trace, TraceOptions, call_arguments, trace_call

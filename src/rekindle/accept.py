@@ -35,7 +35,7 @@ def search(asked: PlanOptions) -> PlanOptions:
     choice("parity", asked.parity, PARITIES)
     flag("cache", asked.cache)
     flag("or_least", asked.or_least)
-    if asked.or_least and asked.goal.budget is None and asked.goal.fraction is None:
+    if asked.or_least and not asked.goal.is_budget:
         raise UsageError(
             "or_least=True is for a budget: where none can be kept, the plan of least memory takes its place"
         )

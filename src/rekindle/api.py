@@ -1,25 +1,23 @@
-"""The public functions `plan`, `frontier`, `apply`, `restore`, and `checkpoint`, which traces, plans, applies and checks."""
+"""The public functions `plan`, `frontier`, `apply`, `restore`, and `checkpoint`, which traces, plans, checks and applies."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import accept, allowance, notices
-from .arguments import choice, flag
-from .ask import GRADIENTS, LOSSES, Goal, PlanOptions, TraceOptions
+from . import accept, allowance
+from .arguments import choice
+from .ask import Goal, PlanOptions
 from .carrying import RECEIVED, Replanned, replan_graph
-from .errors import TraceError, UsageError
 from .frontiers import frontier_graph
 from .infeasible import or_least as made_or_least
 from .model.graph import Graph
 from .model.plan import Plan
 from .parts.plan import PartsPlan
 from .planner import plan_graph
-from .progress import Progress, announce, telling
+from .progress import Progress, telling
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
 
     from .torch.trace import Trace
 
-log = logging.getLogger("rekindle")
 Budget = str | int | float
 
 
@@ -296,98 +293,14 @@ def checkpoint(
     InfeasibleBudget : also where no plan's measured step stays within a budget in bytes.
     ParityError : the planned step does not give the plain step's numbers.
     """
-    from .torch import accept as torch_accept
-    from .torch.measure.memory import old_objects_aside
-    from .torch.measure.probe import probe
-    from .torch.measure.trial import for_later_calls
-    from .torch.parts.applied import parts_taken_off
-    from .torch.parts.for_all import Request, parts_for_all
-    from .torch.serve.confirm import confirm
-    from .torch.serve.planned import NEW_SHAPE, set_aside
-    from .torch.trace import arguments_of_call, call_arguments, plain_forward, trace
+    given = dict(locals())
+    from .checkpointing import Asked, Checkpointing
+    from .torch.accept import process
 
-    torch_accept.process("checkpoint")
-    asked = PlanOptions(
-        Goal.parse(budget, max_overhead, minimize),
-        solver=solver, cost=cost, effort=effort, time_limit=time_limit, seed=seed, cache=cache, parity=parity,
-        or_least=or_least, progress=progress,
-    )  # fmt: skip
-    options = accept.search(asked)
-    choice("on_new_shape", on_new_shape, NEW_SHAPE)
-    flag("check", check)
-    choice("loss", loss, LOSSES)
-    choice("gradients", gradients, GRADIENTS)
-    torch_accept.module(model)
-    torch_accept.optimizer(optimizer)
-    must_save = torch_accept.must_save(model, must_save)
-    flag("strict", strict)
-    named, unused = None if parts is None else torch_accept.parts(model, parts), accept.unused(unused)
-    if unused and named is not None:
-        raise UsageError(
-            f"unused={list(unused)} is for a plan of the whole model; with parts=, the model itself makes its results. Leave "
-            "out one of the two"
-        )
-    compiled = accept.compiled(compile, options, strict, must_save)
-    if options.goal.fraction is not None:
-        gradients = "kept"  # a fraction leaves them out
-    how: dict[str, Any] = {"unused": unused, "gradients": gradients, "compile": compiled}
-    captured = TraceOptions(loss, None, optimizer, tuple(must_save), **how)
-
-    def planned() -> Plan:
-        traced = trace(
-            model, sample, loss=loss, optimizer=optimizer, must_save=must_save, unused=unused, gradients=gradients,
-            progress=options.progress,
-        )  # fmt: skip
-        allowance.of_step(float(traced.graph.weights("seconds").sum()))
-        # Where the first call sets attributes that later calls find, a plan for these follows.
-        with allowance.part(0.25 if traced.lowered.captured.settles else 1.0):
-            return made_or_least(options, lambda options: confirmed(traced, options))
-
-    def confirmed(traced: Trace, options: PlanOptions) -> Plan:
-        found = _plan_for(traced, options)
-        if check and not traced.fake:
-            announce(options.progress, "checking the plan by a measured step")
-            found, checked = confirm(model, sample, found, lambda goal: _plan_for(traced, replace(options, goal=goal)))
-            log.info("%s; measured within %+.2f %%", found.sentence, 100 * checked.peak_error)
-        return found
-
-    later, moves = None, False  # whether the first call moves or reshapes tensors of the model
-    found: Plan | PartsPlan
-    alone = torch_accept.alone("checkpoint", model, options.progress)
-    with (
-        alone, telling(options.progress), allowance.shared(options.progress), old_objects_aside(), parts_taken_off(model),
-        set_aside(model),
-    ):  # fmt: skip
-        sharded = torch_accept.fully_sharded(model, compiled, strict)
-        if check and sharded is None:
-            announce(options.progress, "running the module once, unplanned")
-            torch_accept.measurable(model, *(arguments := call_arguments(sample)))
-            with torch_accept.gradients_on():
-                moves = probe(model, *arguments, plain_forward(model))
-        request = Request(model, sample, options, captured, check, named, sharded)
-        if any(x is not None for x in (named, sharded, compiled)):
-            found = parts_for_all(request)
-        else:
-            if moves:
-                later = for_later_calls(model, *arguments_of_call(model, sample), planned, None)
-            try:
-                found = later or planned()
-            except TraceError as e:
-                if not moves:
-                    later = for_later_calls(model, *arguments_of_call(model, sample), planned, e)
-                if later is None and strict:
-                    raise
-                found = later or parts_for_all(replace(request, error=e))
-        if found.kind == "parts":
-            makes = f"; it makes all results, {', '.join(unused)} too" if unused and not found.stages else ""
-            notices.say(f"{type(model).__name__}: {found.covered}{makes}", aloud=options.progress is not False)
-            log.info(found.sentence)
-        elif later is None and found.trace.lowered.captured.settles and not found.trace.fake:
-            # The first call sets attributes that every later call finds: the plan should be for those later calls.
-            later = for_later_calls(model, *arguments_of_call(model, sample), planned, None)
-    if found.offer is not None or found.options.missed(found.goal) is not None:
-        notices.say(f"{type(model).__name__}: {found.sentence}", aloud=options.progress is not False)
+    process("checkpoint")
+    asked = Asked.of(model, given)
+    found, later = Checkpointing(model, sample, asked, _plan_for).planned()
     if found.kind == "parts":
         restore(model)
-        return _apply(model, found, on_new_shape, check)
-    return _apply(model, later or found, on_new_shape, check, None if later is None else found)
+        return _apply(model, found, on_new_shape, asked.check)
+    return _apply(model, later or found, on_new_shape, asked.check, None if later is None else found)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, NamedTuple
 
 from .compiling import CompileOptions
 from .errors import UsageError
@@ -26,20 +26,36 @@ MOST_OVERHEAD = 1e6  # extra cost / baseline cost: a million plain steps
 FORMS = "write it like '8GiB', an int of bytes, or a fraction such as 0.5 of the plain run's activation peak"
 
 
-@dataclass(frozen=True)
-class Goal:
-    """The aim of a plan: exactly one of its fields is set.
+class Aim(NamedTuple):
+    """A goal on one graph, as the judge and the bounds check it. With neither field: least memory at any cost.
 
-    budget : peak bytes of the whole step, everything included.
-    fraction : the activation peak as a fraction, in (0, 1], of the plain run's.
-    max_overhead : least memory within this extra cost (0.1: 10 %).
-    least_memory : least memory at any cost.
+    limit : the largest peak in bytes that is allowed, resident bytes included; None: the goal is no budget.
+    max_overhead : the most extra cost / baseline cost within which least memory is asked for; None: the goal names none.
+    """
+
+    limit: int | None = None
+    max_overhead: float | None = None
+
+
+class Goal:
+    """The aim of a plan: an object of one of the four classes below. `Goal(fraction=0.5)` makes the one that has this field.
+
+    Each class has one field, by which files name the goal, and says as which `Aim` it counts on a graph. A new goal is one more
+    class in `GOALS`, and the argument of `parse` that makes it.
     """
 
     budget: int | None = None
     fraction: float | None = None
     max_overhead: float | None = None
     least_memory: bool = False
+    is_budget = False
+
+    def __new__(cls, *_: Any, **stated: Any) -> Goal:
+        return object.__new__(GOALS[next(iter(stated), "")] if cls is Goal else cls)
+
+    def aim(self, resident: int, plain: int) -> Aim:
+        """The goal on a graph with these resident bytes. plain : the plain step's activation peak."""
+        raise NotImplementedError
 
     @classmethod
     def parse(
@@ -63,24 +79,10 @@ class Goal:
         if minimize is not None:
             if not isinstance(minimize, str) or minimize != "memory":
                 raise UsageError(f'minimize={value(minimize)} is unknown; the one choice is "memory"')
-            return cls(least_memory=True)
+            return LeastMemory()
         if max_overhead is not None:
-            return cls(max_overhead=_overhead(max_overhead))
-        if isinstance(budget, str):
-            if not re.fullmatch(r"\s*[+-]?([0-9]+\.[0-9]*|\.[0-9]+)\s*", budget):
-                return cls(budget=parse_bytes(budget))
-            return cls(fraction=_fraction(float(budget), budget))
-        if isinstance(budget, bool):
-            raise UsageError(f"budget={budget} is no size; {FORMS}")
-        if isinstance(budget, Integral):
-            if budget < 0:
-                raise UsageError(f"budget={value(int(budget))} is no size: it is below 0; {FORMS}")
-            if int(budget) > MOST_BYTES:
-                raise UsageError(f"budget={value(int(budget))} is beyond any memory; give at most {MOST_BYTES} bytes")
-            return cls(budget=int(budget))
-        if isinstance(budget, Real):
-            return cls(fraction=_fraction(budget, budget))
-        raise UsageError(f"budget={value(budget)} is no size; {FORMS}")
+            return MaxOverhead(_overhead(max_overhead))
+        return _budget(budget)
 
     @classmethod
     def from_json(cls, doc: dict[str, Any]) -> Goal:
@@ -91,25 +93,72 @@ class Goal:
         UsageError : `doc` does not hold exactly one goal, or the goal is out of range.
         """
         if doc == {"least_memory": True}:
-            return cls(least_memory=True)
-        if len(doc) != 1 or not set(doc) <= {"budget", "fraction", "max_overhead"}:
+            return LeastMemory()
+        if len(doc) != 1 or not set(doc) <= GOALS.keys() - {"least_memory"}:
             raise UsageError(f"{value(doc)} is not one goal")
         ((kind, x),) = doc.items()
         if not isinstance(x, int | float) or (kind == "fraction") != isinstance(x, float) and kind != "max_overhead":
             raise UsageError(f"{value(doc)} is no goal")
         return cls.parse(max_overhead=x) if kind == "max_overhead" else cls.parse(budget=x)
 
-    def limit(self, resident: int, baseline_activation: int) -> int | None:
-        """The largest peak in bytes that is allowed, resident bytes included; None if the goal is no budget."""
-        if self.budget is not None:
-            return self.budget
-        if self.fraction is not None:
-            return resident + int(self.fraction * baseline_activation)
-        return None
+    def limit(self, resident: int, plain: int) -> int | None:
+        """The largest peak in bytes that is allowed, resident bytes included; None if the goal is no budget. As `aim`."""
+        return self.aim(resident, plain).limit
 
     def to_json(self) -> dict[str, Any]:
-        """The one field that is set, by its name."""
-        return {k: v for k, v in asdict(self).items() if v is not None and v is not False}
+        """The one field, by its name."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class Budget(Goal):
+    """A peak in bytes of the whole step, everything included."""
+
+    budget: int = field()
+    is_budget = True
+
+    def aim(self, resident: int, plain: int) -> Aim:
+        return Aim(limit=self.budget)
+
+
+@dataclass(frozen=True)
+class Fraction(Goal):
+    """The activation peak as a fraction, in (0, 1], of the plain run's."""
+
+    fraction: float = field()
+    is_budget = True
+
+    def aim(self, resident: int, plain: int) -> Aim:
+        return Aim(limit=resident + int(self.fraction * plain))
+
+
+@dataclass(frozen=True)
+class MaxOverhead(Goal):
+    """Least memory within this extra cost (0.1: 10 %)."""
+
+    max_overhead: float = field()
+
+    def aim(self, resident: int, plain: int) -> Aim:
+        return Aim(max_overhead=self.max_overhead)
+
+
+@dataclass(frozen=True)
+class LeastMemory(Goal):
+    """Least memory at any cost."""
+
+    least_memory: bool = True
+
+    def aim(self, resident: int, plain: int) -> Aim:
+        return Aim()
+
+
+# The field of each class of goals, by which files name it.
+GOALS: dict[str, type[Goal]] = {
+    "budget": Budget,
+    "fraction": Fraction,
+    "max_overhead": MaxOverhead,
+    "least_memory": LeastMemory,
+}
 
 
 @dataclass(frozen=True)
@@ -179,6 +228,25 @@ class TraceOptions:
     def unused_by_parts(self) -> tuple[str, ...]:
         """Names of results that plans of parts leave out: stages that torch.compile runs can, other parts make all results."""
         return () if self.compile is None else self.unused
+
+
+def _budget(given: Any) -> Goal:
+    """The goal of `budget=`: bytes, or a fraction."""
+    if isinstance(given, str):
+        if not re.fullmatch(r"\s*[+-]?([0-9]+\.[0-9]*|\.[0-9]+)\s*", given):
+            return Budget(parse_bytes(given))
+        return Fraction(_fraction(float(given), given))
+    if isinstance(given, bool):
+        raise UsageError(f"budget={given} is no size; {FORMS}")
+    if isinstance(given, Integral):
+        if given < 0:
+            raise UsageError(f"budget={value(int(given))} is no size: it is below 0; {FORMS}")
+        if int(given) > MOST_BYTES:
+            raise UsageError(f"budget={value(int(given))} is beyond any memory; give at most {MOST_BYTES} bytes")
+        return Budget(int(given))
+    if isinstance(given, Real):
+        return Fraction(_fraction(given, given))
+    raise UsageError(f"budget={value(given)} is no size; {FORMS}")
 
 
 def _fraction(x: Any, given: Any) -> float:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from .ask import Aim, PlanOptions
 from .model.graph import Graph
 from .model.held import held_peak, relaxed
 from .model.judge import Simulation, simulate
@@ -58,8 +60,7 @@ class Scorer:
 
     def plain_of(self, baseline: Simulation) -> int:
         """The activation peak of which a budget is a fraction. baseline : of the graph, each op run once."""
-        own = baseline.peak_bytes - self.graph.resident_bytes
-        return own if self.plain_bytes is None else self.plain_bytes
+        return self.graph.beside_resident(baseline.peak_bytes) if self.plain_bytes is None else self.plain_bytes
 
     def score(self, schedule: Schedule) -> Scored:
         """The candidate for a schedule of `graph`, or of `keeping_results(graph)`."""
@@ -84,8 +85,30 @@ class Scorer:
         return [self.score(s) for s in schedules]
 
 
-def pick(found: list[Scored], limit: int | None, max_overhead: float | None) -> Scored | None:
+class Request(NamedTuple):
+    """The goal of a request on one graph, with all that tells how near a schedule comes to it.
+
+    baseline : the candidate that runs each op once.
+    """
+
+    scorer: Scorer
+    baseline: Scored
+    aim: Aim
+
+    @classmethod
+    def of(
+        cls, graph: Graph, options: PlanOptions, finish: Finish | None, bookkeeping: int | None, plain_bytes: int | None
+    ) -> Request:
+        """The request of these options for a graph. Arguments as `planner.plan_graph`."""
+        spare = bookkeeping if options.goal.budget is not None else None
+        scorer = Scorer(graph, options.cost, finish, spare, plain_bytes)
+        baseline = scorer.score(Schedule.baseline(graph))
+        return cls(scorer, baseline, options.goal.aim(graph.resident_bytes, scorer.plain_of(baseline.judged)))
+
+
+def pick(found: list[Scored], aim: Aim) -> Scored | None:
     """The candidate of least cost within the limit; without a limit, of least peak within `max_overhead` or at any cost."""
+    limit, max_overhead = aim
     if limit is not None:
         fit = [s for s in found if s.needs <= limit]
         return min(fit, key=lambda s: (s.judged.overhead, s.judged.peak_bytes), default=None)

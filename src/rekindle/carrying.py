@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from . import bounds, registry
-from .ask import PlanOptions
-from .candidates import Finish, Scored, Scorer, pick
+from .ask import Aim, PlanOptions
+from .candidates import Finish, Request, Scored, Scorer, pick
 from .certify import Certificate
 from .errors import InfeasibleBudget
-from .model.carry import alike, carried
-from .model.graph import Graph
+from .model.graph import Graph, Op
 from .model.plan import Plan
 from .model.schedule import Schedule
 from .planner import as_plan, plan_graph
@@ -26,20 +25,10 @@ from .shares import EPS
 CARRIED, SEARCHED, ANOTHER_GRAPH, RECEIVED = "carried over", "searched", "searched for another graph", "received"
 
 
-@dataclass(frozen=True)
-class CarryingSettings:
-    """When an earlier schedule serves another shape. All are guesses.
-
-    search_s : seconds that a search may take where no earlier schedule serves.
-    larger_share : where least memory is asked for: part by which the activation peak, as a share of the plain step's, may
-        exceed the share of the plan that the schedule comes from.
-    """
-
-    search_s: float = 1.0
-    larger_share: float = 0.02
-
-
-SETTINGS = CarryingSettings()
+SEARCH_MOST_S = 1.0  # of a search where no earlier schedule serves; a guess
+# Where least memory is asked for: part by which the activation peak, as a share of the plain step's, may exceed the share of
+# the plan that the schedule comes from. A guess.
+LARGER_SHARE = 0.02
 
 
 @dataclass(frozen=True)
@@ -75,7 +64,7 @@ def replan_graph(
     found = carried_plan(graph, options, known, **given)
     if found is not None:
         return Replanned(found, CARRIED)
-    most = SETTINGS.search_s if options.time_limit is None else min(options.time_limit, SETTINGS.search_s)
+    most = SEARCH_MOST_S if options.time_limit is None else min(options.time_limit, SEARCH_MOST_S)
     quick = replace(options, effort="quick", time_limit=most)
     try:
         plan = plan_graph(graph, quick, **given)
@@ -105,23 +94,21 @@ def carried_plan(
     alone.
     """
     start = time.monotonic()
-    goal = options.goal
     like = [p for p in known if alike(p.graph, graph)]
     if not like:
         return None
-    scorer = Scorer(graph, options.cost, finish, bookkeeping if goal.budget is not None else None, plain_bytes)
-    baseline = scorer.score(Schedule.baseline(graph))
-    plain = scorer.plain_of(baseline.judged)
-    limit = goal.limit(graph.resident_bytes, plain)
-    largest = _largest_share(like) * plain + graph.resident_bytes if goal.least_memory else float("inf")
+    scorer, baseline, aim = Request.of(graph, options, finish, bookkeeping, plain_bytes)
+    largest = float("inf")
+    if aim == Aim():
+        largest = graph.resident_bytes + _largest_share(like) * scorer.plain_of(baseline.judged)
     found = [baseline, *_carried(scorer, like)]
 
     def best() -> Scored | None:
         small = [s for s in found if s.judged.peak_bytes <= largest]
-        return pick(small, limit, goal.max_overhead)
+        return pick(small, aim)
 
     chosen = best()
-    if chosen is None or goal.budget is not None and chosen.judged.overhead > EPS:
+    if chosen is None or options.goal.budget is not None and chosen.judged.overhead > EPS:
         found += _come_across(scorer, like)
         chosen = best()
     if chosen is None:
@@ -148,4 +135,36 @@ def _come_across(scorer: Scorer, like: Sequence[Plan]) -> Iterator[Scored]:
 def _largest_share(like: Sequence[Plan]) -> float:
     """The largest activation peak, as a part of the plain one, that still counts as least memory on another shape."""
     shares = [p.activation_peak_bytes / max(1, p.baseline_activation_bytes) for p in like]
-    return min(shares) * (1 + SETTINGS.larger_share)
+    return min(shares) * (1 + LARGER_SHARE)
+
+
+def alike(one: Graph, other: Graph) -> bool:
+    """Whether two graphs differ in sizes and costs alone: a step of one module for two lengths or batches, say.
+
+    Both have the same ops in the same order, with equal kinds, operators, modules, edges and flags, and they keep the same
+    values. Ops that say neither kind nor operator must have equal names. Shapes in names may differ. O(edges).
+    """
+    if one.keep != other.keep or len(one.values) != len(other.values) or len(one.ops) != len(other.ops):
+        return False
+    return all(_alike(a, b) for a, b in zip(one.ops, other.ops, strict=True))
+
+
+def carried(schedule: Schedule, source: Graph, target: Graph) -> Schedule | None:
+    """The schedule of `source` as one of `target`, with the same runs in the same order; None: the graphs are not `alike`.
+
+    Values are freed after their last use and overwritten where that is safe in `target`. The judge says what the schedule
+    holds and costs there: memory that one shape needs little of may be most of another's. O(steps + edges).
+    """
+    if not alike(source, target):
+        return None
+    return Schedule.from_runs(target, schedule.runs, schedule.solver)
+
+
+def _alike(a: Op, b: Op) -> bool:
+    named = a.name == b.name if a.signature is None or b.signature is None else True
+    return (
+        named
+        and (a.kind, a.target, a.module) == (b.kind, b.target, b.module)
+        and (a.inputs, a.outputs, a.inplace) == (b.inputs, b.outputs, b.inplace)
+        and (a.backward, a.recompute) == (b.backward, b.recompute)
+    )

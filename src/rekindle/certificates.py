@@ -45,8 +45,7 @@ def holds(plan: Plan, settings: CertificateSettings | None = None) -> bool:
 
     plan = in_own_terms(plan)
     graph, weights = plan.graph, plan.graph.weights(plan.cost)
-    limit = plan.goal.limit(graph.resident_bytes, plan.baseline_activation_bytes)
-    claim = Claim(graph, weights, plan.goal, limit, plan.peak_bytes, plan.overhead)
+    claim = Claim(graph, weights, plan.aim, plan.peak_bytes, plan.overhead)
 
     def bounded(seconds: float) -> bool:
         return plan.bound_bytes <= bounds.best(graph, weights, plan.overhead, seconds, plan.bound_bytes).bytes

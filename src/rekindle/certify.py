@@ -10,12 +10,19 @@ from typing import NamedTuple
 import numpy as np
 
 from . import bounds
-from .ask import Goal
+from .ask import Aim
 from .candidates import Scored
 from .exact.search import least_peak
 from .model.graph import Graph
 from .model.schedule import Schedule
 from .shares import EPS
+
+# Guesses that served on the benchmark's models.
+LEFT_OF_LIMIT_SHARE = 0.1  # part of a time limit that the search leaves for the certificate
+LOOKS_LONGER_FROM_S = 15.0  # left of a time limit, so that the exact search looks longer,
+LOOKS_LONGER_FROM_GAP = 0.02  # if the gap is larger,
+LOOKS_LONGER_MOST_OPS = 80  # and so many needed ops at most
+TIME_BOUND_MOST_OPS = 128  # up to which the bound on the cost is searched for beyond its fast relaxations
 
 
 @dataclass(frozen=True)
@@ -23,21 +30,12 @@ class CertifySettings:
     """How long certificates are searched for. All figures are guesses that served on the benchmark's models.
 
     thorough_s, brief_s : seconds, about, for the plans of solvers that are `thorough`, and of the others.
-    share_of_limit : part of a time limit that the search leaves for the certificate.
-    longer_if_left_s : seconds of a time limit that must be left for the exact search to look longer.
-    longer_if_gap, longer_most_ops : gap above which, and needed ops up to which, it looks longer.
-    longer_sets : sets of values that it then looks at.
-    time_bound_most_ops : ops up to which the bound on the cost is searched for beyond its fast relaxations.
+    longer_sets : sets of values that the exact search looks at where it looks longer.
     """
 
     thorough_s: float = 1.0
     brief_s: float = 0.2
-    share_of_limit: float = 0.1
-    longer_if_left_s: float = 15.0
-    longer_if_gap: float = 0.02
-    longer_most_ops: int = 80
     longer_sets: int = 400_000
-    time_bound_most_ops: int = 128
 
 
 SETTINGS = CertifySettings()
@@ -45,7 +43,7 @@ SETTINGS = CertifySettings()
 
 def seconds_kept_back(time_limit: float) -> float:
     """Seconds of a time limit that the search leaves for the certificate."""
-    return min(SETTINGS.thorough_s, SETTINGS.share_of_limit * time_limit)
+    return min(SETTINGS.thorough_s, LEFT_OF_LIMIT_SHARE * time_limit)
 
 
 def seconds_for_bound(start: float, time_limit: float | None, thorough: bool) -> float:
@@ -71,8 +69,8 @@ def look_longer(
     """A better bound from the exact search where the graph is small and the gap large, and the smallest schedule that
     the search met and that costs no more than `best`."""
     peak = best.judged.peak_bytes
-    few = int(graph.needed.sum()) <= SETTINGS.longer_most_ops
-    if seconds_left <= SETTINGS.longer_if_left_s or not few or bound.bytes >= (1 - SETTINGS.longer_if_gap) * peak:
+    few = int(graph.needed.sum()) <= LOOKS_LONGER_MOST_OPS
+    if seconds_left <= LOOKS_LONGER_FROM_S or not few or bound.bytes >= (1 - LOOKS_LONGER_FROM_GAP) * peak:
         return bound, None
     closer = least_peak(graph, weights, best.judged.overhead, SETTINGS.longer_sets, peak)
     return bound._replace(bytes=max(bound.bytes, closer.peak_bound)), closer.schedule
@@ -81,14 +79,12 @@ def look_longer(
 class Claim(NamedTuple):
     """A plan of which it is claimed that no schedule serves its goal better.
 
-    limit : the goal's peak in bytes, resident ones included; None where the goal is no budget.
     peak_bytes, overhead : the plan's own figures.
     """
 
     graph: Graph
     weights: np.ndarray
-    goal: Goal
-    limit: int | None
+    aim: Aim
     peak_bytes: int
     overhead: float
 
@@ -99,12 +95,12 @@ def is_proven(claim: Claim, bound_s: float, cost_looks_s: Sequence[float]) -> bo
     bound_s : seconds, about, for the bound on the peak within an overhead.
     cost_looks_s : seconds for each search for a bound on the cost within a budget; 0: fast relaxations alone.
     """
-    graph, weights, goal, limit, peak, overhead = claim
-    if goal.least_memory:
-        return peak <= bounds.single_op(graph).bytes
-    if goal.max_overhead is not None:
-        return peak <= bounds.best(graph, weights, goal.max_overhead, bound_s, peak).bytes
-    return overhead <= least_overhead(claim, cost_looks_s) + EPS
+    graph, weights, aim, peak, overhead = claim
+    if aim.limit is not None:
+        return overhead <= least_overhead(claim, cost_looks_s) + EPS
+    if aim.max_overhead is not None:
+        return peak <= bounds.best(graph, weights, aim.max_overhead, bound_s, peak).bytes
+    return peak <= bounds.single_op(graph).bytes
 
 
 def least_overhead(claim: Claim, cost_looks_s: Sequence[float]) -> float:
@@ -112,12 +108,13 @@ def least_overhead(claim: Claim, cost_looks_s: Sequence[float]) -> float:
 
     cost_looks_s : as in `is_proven`; no longer search follows one that proves the plan optimal.
     """
-    graph, weights, _, limit, peak, overhead = claim
+    graph, weights, aim, peak, overhead = claim
+    limit = peak if aim.limit is None else aim.limit
     once, found = float(weights[graph.needed].sum()), 0.0
     for seconds in cost_looks_s:
         if overhead <= found + EPS or not once:
             break
-        found = max(found, bounds.time_at(graph, weights, peak if limit is None else limit, seconds) / once)
+        found = max(found, bounds.time_at(graph, weights, limit, seconds) / once)
     return min(found, max(0.0, overhead))
 
 
@@ -135,7 +132,7 @@ class Certificate(NamedTuple):
 
 
 def certificate(
-    graph: Graph, weights: np.ndarray, best: Scored, bound: bounds.Bound, goal: Goal, limit: int | None, most_s: float
+    graph: Graph, weights: np.ndarray, best: Scored, bound: bounds.Bound, aim: Aim, most_s: float
 ) -> Certificate:
     """The certificate of `best`.
 
@@ -143,11 +140,11 @@ def certificate(
     most_s : seconds, about, for each further search for a bound.
     """
     j = best.judged
-    if goal.max_overhead is not None and bound.bytes < j.peak_bytes:
+    if aim.max_overhead is not None and bound.bytes < j.peak_bytes:
         return Certificate(bound, False)  # within the larger `max_overhead` the bound is no higher
-    claim = Claim(graph, weights, goal, limit, j.peak_bytes, j.overhead)
-    if limit is None:
+    claim = Claim(graph, weights, aim, j.peak_bytes, j.overhead)
+    if aim.limit is None:
         return Certificate(bound, is_proven(claim, most_s, ()))
-    small = len(graph.ops) <= SETTINGS.time_bound_most_ops
+    small = len(graph.ops) <= TIME_BOUND_MOST_OPS
     least = least_overhead(claim, (most_s if small else 0.0,))
     return Certificate(bound, j.overhead <= least + EPS, least)

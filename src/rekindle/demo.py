@@ -6,7 +6,6 @@ import copy
 import statistics
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,32 +32,13 @@ class Training(NamedTuple):
     timed_steps: int
 
 
-@dataclass(frozen=True)
-class DemoSettings:
-    """The goal and the size of the demo; all chosen by hand.
-
-    budget_share : the budget as a share of the plain step's activation peak.
-    learning_rate : of SGD.
-    search_limit_s : seconds that the search for each plan may take.
-    models : the models to plan and train.
-    """
-
-    budget_share: float = 0.5
-    learning_rate: float = 1e-3
-    search_limit_s: float = 15.0
-    models: tuple[Training, ...] = (
-        Training("resnet50", 8, {"input_grad": False}, 3),
-        Training("gpt", 8, {"dropout": 0.1}, 5),
-    )
-
-
-SETTINGS = DemoSettings()
-QUICK_SETTINGS = DemoSettings(
-    search_limit_s=5.0,
-    models=(
-        Training("resnet50", 4, {"input_grad": False, "image": 128}, 1),
-        Training("gpt", 2, {"dropout": 0.1, "n_layer": 2}, 2),
-    ),
+BUDGET_SHARE = 0.5  # of the plain step's activation peak
+LEARNING_RATE = 1e-3  # of SGD
+SEARCH_MOST_S, QUICK_SEARCH_MOST_S = 15.0, 5.0  # for each plan; guesses
+MODELS = (Training("resnet50", 8, {"input_grad": False}, 3), Training("gpt", 8, {"dropout": 0.1}, 5))
+QUICK_MODELS = (
+    Training("resnet50", 4, {"input_grad": False, "image": 128}, 1),
+    Training("gpt", 2, {"dropout": 0.1, "n_layer": 2}, 2),
 )
 
 
@@ -74,10 +54,10 @@ def run(out_dir: str | Path = ".", console: Console | None = None, quick: bool =
     start = time.monotonic()
     folder = Path(out_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    settings = QUICK_SETTINGS if quick else SETTINGS
+    search_s = QUICK_SEARCH_MOST_S if quick else SEARCH_MOST_S
     rows = []
-    for training in settings.models:
-        row = _train_both(training, settings, folder, console)
+    for training in QUICK_MODELS if quick else MODELS:
+        row = _train_both(training, search_s, folder, console)
         for part in ("", text.losses_table(row), "", text.demo_table(row), ""):
             console.print(part)
         console.print(f"timeline, before and after: {row['picture']}\n", style="bold", soft_wrap=True)
@@ -86,7 +66,7 @@ def run(out_dir: str | Path = ".", console: Console | None = None, quick: bool =
     return {"ok": ok, "models": rows, "seconds": time.monotonic() - start}
 
 
-def _train_both(training: Training, settings: DemoSettings, folder: Path, console: Console) -> dict[str, Any]:
+def _train_both(training: Training, search_s: float, folder: Path, console: Console) -> dict[str, Any]:
     """Plan one model, train it plain and planned, measure a step of each, and draw it: a row of the result."""
     from . import api, zoo
     from .torch.parts.verify import verify
@@ -96,19 +76,20 @@ def _train_both(training: Training, settings: DemoSettings, folder: Path, consol
     console.rule(name)
     model, sample = zoo.load(name, batch=batch, **options)
     console.print(f"tracing {name} at batch {batch} and measuring its operators ...", style="dim")
-    plan = api.plan(trace(model, sample), budget=settings.budget_share, time_limit=settings.search_limit_s)
+    plan = api.plan(trace(model, sample), budget=BUDGET_SHARE, time_limit=search_s)
     console.print(plan.sentence)
     plain = copy.deepcopy(model)
     planned = api.apply(model, plan)
     console.print(f"training {steps + 1} steps plain and planned, in turns ...", style="dim")
-    trained = _train(plain, planned, sample, steps, settings.learning_rate)
+    trained = _train(plain, planned, sample, steps)
     console.print("measuring one step of each, tensor by tensor ...", style="dim")
     check = verify(planned, sample, plan, count_flops=True)
     picture = folder / f"rekindle-demo-{name}.svg"
-    budget = plan.graph.resident_bytes + int(settings.budget_share * plan.baseline_activation_bytes)
+    budget = plan.limit
+    assert budget is not None
     title = f"Memory of one training step: {name}, batch {batch}, within {format_bytes(budget)}"
     write_text(picture, memory_timeline(plan.graph, plan.schedule, budget=budget, title=title))
-    allowed = budget - plan.graph.resident_bytes
+    allowed = plan.graph.beside_resident(budget)
     return {
         "model": name,
         "batch": batch,
@@ -135,12 +116,12 @@ def _train_both(training: Training, settings: DemoSettings, folder: Path, consol
     }  # fmt: skip
 
 
-def _train(plain: nn.Module, planned: nn.Module, sample: Any, steps: int, learning_rate: float) -> dict[str, Any]:
+def _train(plain: nn.Module, planned: nn.Module, sample: Any, steps: int) -> dict[str, Any]:
     """Train both by SGD from the same weights and random state. The first step warms up and is not timed."""
     import torch
 
     both = (plain, planned)
-    optimizers = [torch.optim.SGD(m.parameters(), lr=learning_rate) for m in both]
+    optimizers = [torch.optim.SGD(m.parameters(), lr=LEARNING_RATE) for m in both]
     losses: tuple[list[float], list[float]] = ([], [])
     seconds: tuple[list[float], list[float]] = ([], [])
     for step in range(steps + 1):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,20 +20,9 @@ from .problem import Problem, Solver
 from .progress import announce
 from .shares import EPS
 
-
-@dataclass(frozen=True)
-class FrontierSettings:
-    """Guesses that served on the benchmark's models.
-
-    budgets : how many budgets are asked of solvers that find one plan at a time; a curve holds at most twice as many plans.
-    closer_most_ops : ops up to which a closer look at the low end of the curve is worth twice the time of all the rest.
-    """
-
-    budgets: int = 12
-    closer_most_ops: int = 400
-
-
-SETTINGS = FrontierSettings()
+# Guesses that served on the benchmark's models.
+BUDGETS = 12  # asked of solvers that find one plan at a time; a curve holds at most twice as many plans
+CLOSER_MOST_OPS = 400  # up to which a closer look at the low end of the curve is worth twice the time of all the rest
 
 
 def frontier_graph(graph: Graph, options: PlanOptions, *, finish: Finish | None = None) -> list[Plan]:
@@ -51,7 +40,7 @@ def frontier_graph(graph: Graph, options: PlanOptions, *, finish: Finish | None 
     if earlier and options.report is not None:
         options.report(remembered.NEWS)
     asked: list[Problem] = []
-    kept = thin(pareto(earlier or _found(solver, scorer, anything, baseline, asked)), 2 * SETTINGS.budgets)
+    kept = thin(pareto(earlier or _found(solver, scorer, anything, baseline, asked)), 2 * BUDGETS)
     announce(options.progress, f"proving bounds for {len(kept)} plans")
     weights = graph.weights(options.cost)
     certified = bounds.at_overheads(graph, weights, [s.judged.overhead for s in kept])
@@ -74,19 +63,19 @@ def _found(
 ) -> list[Scored]:
     """The solver's candidates for the whole curve. asked : is extended by the problems that the solver was given."""
     graph = scorer.graph
-    top = baseline.judged.peak_bytes - graph.resident_bytes
-    bottom = max(0, bounds.single_op(graph).bytes - graph.resident_bytes)
-    coarse = len(graph.ops) > SETTINGS.closer_most_ops
+    top = graph.beside_resident(baseline.judged.peak_bytes)
+    bottom = max(0, graph.beside_resident(bounds.single_op(graph).bytes))
+    coarse = len(graph.ops) > CLOSER_MOST_OPS
     asked.append(replace(make_problem(graph, options, None), whole=True, coarse=coarse))
     with asked[-1].interruptible():
         announce(options.progress, f"searching for the curve of {len(graph.ops):,} ops")
     found = scorer.all(solver.solve(asked[-1]))
-    count = SETTINGS.budgets
+    count = BUDGETS
     shared = replace(options, time_limit=None if options.time_limit is None else options.time_limit / count)
     fractions: Sequence[float] = np.linspace(1, 0, count + 1)[1:].tolist() if top > bottom else [0.0]
     seen: set[tuple[int, ...]] = set()
     for f in () if solver.curve else fractions:
-        limit = graph.resident_bytes + int(bottom + f * (top - bottom)) if f > 0 else None
+        limit = graph.with_resident(int(bottom + f * (top - bottom))) if f > 0 else None
         asked.append(make_problem(graph, shared, limit))
         schedules = list(solver.solve(asked[-1]))
         key = tuple(hash(s) for s in schedules)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from . import bounds
-from .ask import Goal, PlanOptions
+from .ask import Aim, Goal, PlanOptions
 from .candidates import Scored, Scorer
 from .errors import InfeasibleBudget, UsageError
 from .model.graph import Graph
@@ -23,19 +23,9 @@ from .sizes import format_bytes
 DEFAULT_SOLVER = "auto"  # as `rekindle.plan` has it
 
 
-@dataclass(frozen=True)
-class ChoiceSettings:
-    """Which known points of the curve an error lists beside the smallest one; guesses.
-
-    points_most : points listed.
-    apart_share : a point takes at least this share more memory than the point before it.
-    """
-
-    points_most: int = 3
-    apart_share: float = 0.05
-
-
-SETTINGS = ChoiceSettings()
+# Known points of the curve that an error lists beside the smallest one; guesses.
+POINTS_MOST = 3
+APART_SHARE = 0.05  # a point takes at least so much more memory than the point before it
 
 
 def or_least(options: PlanOptions, make: Callable[[PlanOptions], Plan]) -> Plan:
@@ -49,11 +39,11 @@ def or_least(options: PlanOptions, make: Callable[[PlanOptions], Plan]) -> Plan:
     return replace(make(replace(options, goal=Goal(least_memory=True), or_least=False)), asked=options)
 
 
-def no_such_overhead(solver: Solver, goal: Goal, found: list[Scored]) -> UsageError:
+def no_such_overhead(solver: Solver, aim: Aim, found: list[Scored]) -> UsageError:
     """The error of a solver whose plans all cost more than `max_overhead`."""
     least = min(s.judged.overhead for s in found)
     return UsageError(
-        f"solver {solver.name!r} has no plan within max_overhead={goal.max_overhead}; its least is {least:.1%}. "
+        f"solver {solver.name!r} has no plan within max_overhead={aim.max_overhead}; its least is {least:.1%}. "
         f"Allow more, or use solver={DEFAULT_SOLVER!r}"
     )
 
@@ -125,10 +115,10 @@ def nearest(found: list[Scored]) -> list[Scored]:
     """The smallest schedule and the next ones that cost less and take clearly more memory, in order of rising memory."""
     points: list[Scored] = []
     for s in sorted(found, key=lambda s: (s.needs, s.judged.overhead)):
-        apart = not points or s.needs >= (1 + SETTINGS.apart_share) * points[-1].needs
+        apart = not points or s.needs >= (1 + APART_SHARE) * points[-1].needs
         if apart and (not points or s.judged.overhead < points[-1].judged.overhead):
             points.append(s)
-    return points[: 1 + SETTINGS.points_most]
+    return points[: 1 + POINTS_MOST]
 
 
 def _fraction(scorer: Scorer, needs: int) -> float:

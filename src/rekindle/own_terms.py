@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from .ask import Goal, PlanOptions
+from .ask import Fraction, Goal, MaxOverhead, PlanOptions
 from .model.graph import COSTS, Graph
 from .model.judge import simulate
 from .model.plan import Plan
@@ -23,12 +23,12 @@ from .shares import EPS
 def plain_figures(graph: Graph) -> Plain:
     """The figures of a step that runs each op once."""
     seconds, flops, unit = (once(graph, cost) for cost in COSTS)
-    return Plain(graph.resident_bytes + plain_activation_bytes(graph), seconds, flops, unit)
+    return Plain(graph.with_resident(plain_activation_bytes(graph)), seconds, flops, unit)
 
 
 def plain_activation_bytes(graph: Graph) -> int:
     """The activation peak of a step that runs each op once."""
-    return simulate(graph, Schedule.baseline(graph)).peak_bytes - graph.resident_bytes
+    return graph.beside_resident(simulate(graph, Schedule.baseline(graph)).peak_bytes)
 
 
 def once(graph: Graph, cost: str) -> float:
@@ -42,12 +42,12 @@ def own_goal(goal: Goal, graph: Graph, plain: Plain, cost: str) -> Goal | None:
     if goal.max_overhead is not None:
         share = _ratio(plain, graph, cost)
         extra = (1 + goal.max_overhead) * share - 1
-        return replace(goal, max_overhead=max(0.0, extra)) if extra > -EPS else None
+        return MaxOverhead(max(0.0, extra)) if extra > -EPS else None
     if goal.fraction is not None:
-        limit = int(goal.fraction * (plain.peak_bytes - graph.resident_bytes))
+        limit = int(goal.fraction * graph.beside_resident(plain.peak_bytes))
         own = plain_activation_bytes(graph)
         share = (limit + 0.5) / own if own else 1.0  # half a byte more, so that it is rounded back to the limit
-        return replace(goal, fraction=min(1.0, share))
+        return Fraction(min(1.0, share))
     return goal
 
 
@@ -90,7 +90,7 @@ def in_own_terms(plan: Plan) -> Plan:
         plan,
         goal=plan.goal if goal is None else goal,
         rewriting=None,
-        baseline_peak_bytes=graph.resident_bytes + plain_activation_bytes(graph),
+        baseline_peak_bytes=graph.with_resident(plain_activation_bytes(graph)),
         overhead=extra(plan.overhead, plan.cost),
         flops_overhead=extra(plan.flops_overhead, "flops"),
         least_overhead=max(0.0, extra(plan.least_overhead, plan.cost)) if plan.least_overhead else 0.0,

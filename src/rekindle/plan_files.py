@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from . import certificates
@@ -24,23 +24,11 @@ from .shares import EPS
 FILE_EPS = 2 * EPS  # the planner has allowed one of it
 
 
-@dataclass(frozen=True)
-class PlanFileLimits:
-    """The limits beyond which a plan file is refused: no plan that Rekindle writes comes near them.
-
-    work_most : values that the judge looks at for the schedule, seconds of its time.
-    step_most_bytes : bytes made over all runs; sums of bytes stay exact below.
-    solve_most_s : seconds that the solver may have taken.
-    solver_most_letters : letters of the solver's name.
-    """
-
-    work_most: int = 10**9
-    step_most_bytes: int = 2**62
-    solve_most_s: float = 1e9
-    solver_most_letters: int = 64
-
-
-LIMITS = PlanFileLimits()
+# A plan file beyond these limits is refused: no plan that Rekindle writes comes near them.
+JUDGED_VALUES_MOST = 10**9  # that the judge looks at for the schedule: seconds of its time
+STEP_MOST_BYTES = 2**62  # made over all runs; sums of bytes stay exact below
+SOLVE_MOST_S = 1e9
+SOLVER_MOST_LETTERS = 64
 
 
 def load(path: str | os.PathLike[str]) -> Plan:
@@ -113,7 +101,7 @@ def plan_from_json(doc: Any, where: str, graph: Graph) -> Plan:
 
 def is_solver_name(text: str) -> bool:
     """Whether a text from a file can be a solver's name."""
-    return 0 < len(text) <= LIMITS.solver_most_letters and text.isprintable()
+    return 0 < len(text) <= SOLVER_MOST_LETTERS and text.isprintable()
 
 
 def runs_too_much(graph: Graph, schedule: Schedule) -> bool:
@@ -121,7 +109,7 @@ def runs_too_much(graph: Graph, schedule: Schedule) -> bool:
     edges = [len(o.inputs) + len(o.outputs) + len(o.inplace) + 1 for o in graph.ops]
     made = [sum(graph.values[v].bytes for v in o.outputs) + o.workspace + 1024 for o in graph.ops]
     ran = [i for i in schedule.runs if 0 <= i < len(graph.ops)]
-    return sum(edges[i] for i in ran) > LIMITS.work_most or sum(made[i] for i in ran) >= LIMITS.step_most_bytes
+    return sum(edges[i] for i in ran) > JUDGED_VALUES_MOST or sum(made[i] for i in ran) >= STEP_MOST_BYTES
 
 
 def _wrong_in_itself(plan: Plan) -> str:
@@ -133,7 +121,7 @@ def _wrong_in_itself(plan: Plan) -> str:
         return f"its status {value(plan.status)} is neither optimal nor feasible"
     if not is_solver_name(plan.solver):
         return f"{value(plan.solver)} is no solver's name"
-    if not 0 <= plan.solve_seconds <= LIMITS.solve_most_s:
+    if not 0 <= plan.solve_seconds <= SOLVE_MOST_S:
         return f"no solver takes {plan.solve_seconds:g} seconds"
     if not 0 <= bound <= peak:
         return f"its bound {bound} does not lie between 0 and its peak {peak}"
@@ -145,7 +133,7 @@ def _wrong_in_itself(plan: Plan) -> str:
         return f"its bound is set by an op {value(plan.bound_op)} that its graph does not have"
     if goal.max_overhead is not None and plan.overhead > goal.max_overhead + FILE_EPS:
         return f"its overhead {plan.overhead:g} is above its goal {goal.max_overhead:g}"
-    limit = goal.limit(plan.graph.resident_bytes, plan.baseline_activation_bytes)
+    limit = plan.limit
     if limit is not None and peak > limit:
         return f"its peak {peak} is above its goal {limit}"
     return ""
@@ -164,7 +152,7 @@ def _not_as_judged(plan: Plan) -> str:
     judged = simulate(graph, schedule, plan.cost)
     baseline = simulate(graph, Schedule.baseline(graph), plan.cost)
     same = (plan.graph_hash, plan.peak_bytes, plan.activation_peak_bytes, plan.baseline_peak_bytes) == (
-        graph.hash, judged.peak_bytes, judged.peak_bytes - graph.resident_bytes, baseline.peak_bytes,
+        graph.hash, judged.peak_bytes, graph.beside_resident(judged.peak_bytes), baseline.peak_bytes,
     )  # fmt: skip
     figures = (
         (plan.seconds, judged.seconds),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from . import allowance, bounds, certify, registry, remembered
-from .ask import Goal, PlanOptions
-from .candidates import Finish, Known, Scored, Scorer, pick, smaller
+from .ask import Aim, Goal, PlanOptions
+from .candidates import Finish, Known, Request, Scored, Scorer, pick, smaller
 from .errors import InfeasibleBudget, RekindleError
 from .infeasible import floor_of, infeasible, no_such_overhead
 from .model.graph import Graph
@@ -21,30 +21,15 @@ from .progress import announce
 from .shares import EPS, percent
 from .sizes import format_bytes
 
+# Guesses that served on the benchmark's models.
+USUAL_S = 30.0  # a longer time limit makes thorough searches work longer, in proportion
+RESULTS_MATTER_SHARE = 1 / 64  # of the least memory found, above which the results of forward are worth a second search
+NAMED_MOST = 64  # schedules of infeasible budgets that are remembered
+ASKED_MOST = 3  # searches for one budget, each for less where finished schedules take more than their solver thought
+STEEP_OVERHEAD = 0.3  # of a plan within a budget, from which a larger budget is offered
+OFFER_REACH = 1.5  # times the memory, at most, that the offered budget takes
+OFFER_SHARE = 0.5  # of the overhead, at most, that it costs
 
-@dataclass(frozen=True)
-class PlannerSettings:
-    """Guesses that served on the benchmark's models.
-
-    usual_s : seconds; a longer time limit makes thorough searches work longer, in proportion.
-    results_matter_share : part of the least memory found above which the results of forward are worth a second search.
-    named_most : schedules of infeasible budgets that are remembered.
-    asked_most : searches for one budget, each for less where finished schedules take more than their solver thought.
-    steep_overhead : overhead of a plan within a budget from which a larger budget is offered, if it takes
-    offer_reach : at most so many times the memory, at
-    offer_share : at most this share of the overhead. These three are guesses.
-    """
-
-    usual_s: float = 30.0
-    results_matter_share: float = 1 / 64
-    named_most: int = 64
-    asked_most: int = 3
-    steep_overhead: float = 0.3
-    offer_reach: float = 1.5
-    offer_share: float = 0.5
-
-
-SETTINGS = PlannerSettings()
 # A peak that an error called reachable is reached when it is asked for, even if a clock ends the search:
 # (hash of the graph, solver, bytes spared beside results that are held, or None where none are) -> the smallest schedule that
 # an error spoke of, or that a plan of least memory has.
@@ -77,24 +62,23 @@ def plan_graph(
     FormatError, RekindleError : `known` is no schedule for the graph, or does not keep the goal.
     """
     start = time.monotonic()
-    goal, solver = options.goal, registry.get(options.solver)
-    scorer = Scorer(graph, options.cost, finish, bookkeeping if goal.budget is not None else None, plain_bytes)
-    baseline = scorer.score(Schedule.baseline(graph))
-    limit = goal.limit(graph.resident_bytes, scorer.plain_of(baseline.judged))
-    problem = _problem_of(graph, options, limit, scorer.spare)
+    solver = registry.get(options.solver)
+    request = Request.of(graph, options, finish, bookkeeping, plain_bytes)
+    scorer, baseline, aim = request
+    problem = _problem_of(graph, options, aim.limit, scorer.spare)
     with problem.interruptible():
         announce(options.progress, f"searching for a plan of {len(graph.ops):,} ops")
     memory = remembered.place("plan", scorer, options, solver) if known is None else None
     recalled = [] if memory is None else memory.recall()
     if memory is not None:
-        known = _recalled(recalled, scorer, goal, limit, problem)
+        known = _recalled(recalled, scorer, aim, problem)
     smallest: int | None = None
     if known is not None:
-        best = _judged(known, scorer, goal, limit)
-    elif limit is None:
-        best, smallest = _without_limit(solver, problem, scorer, goal)
+        best = _judged(known, scorer, aim)
+    elif aim.limit is None:
+        best, smallest = _without_limit(solver, problem, request)
     else:
-        best, smallest = _within_limit(solver, problem, scorer, goal, limit)
+        best, smallest = _within_limit(solver, problem, scorer, options.goal, aim.limit)
     weights = graph.weights(options.cost)
     j = best.judged
     announce(options.progress, f"proving bounds for the plan of {format_bytes(j.peak_bytes)} at {percent(j.overhead)}")
@@ -107,15 +91,15 @@ def plan_graph(
             left = float("inf") if options.time_limit is None else start + options.time_limit - time.monotonic()
             bound, met = certify.look_longer(graph, weights, best, bound, left)
             # Budgets only: under an overhead goal, allowing more could yield a larger plan.
-            if met is not None and limit is not None and solver.joins and known is None:
-                best = smaller(best, scorer.score(Schedule.from_runs(graph, met.runs, solver.name)), limit)
+            if met is not None and aim.limit is not None and solver.joins and known is None:
+                best = smaller(best, scorer.score(Schedule.from_runs(graph, met.runs, solver.name)), aim.limit)
     # Where a schedule was known there was no search, and an offer makes none.
     no_search = None if known is None else recalled
-    offer = None if limit is None else _offer(solver, problem, scorer, best, limit, no_search)
+    offer = None if aim.limit is None else _offer(solver, problem, scorer, best, aim.limit, no_search)
     if memory is not None and known is None and not problem.interrupted.is_set():
         memory.keep([(x, bound) for x in (best, offer) if x is not None])
     _remember(solver, scorer, best)
-    proven = certify.certificate(graph, weights, best, bound, goal, limit, seconds)
+    proven = certify.certificate(graph, weights, best, bound, aim, seconds)
     made = as_plan(scorer, best, baseline, options, proven, time.monotonic() - start)
     return replace(
         made,
@@ -129,39 +113,38 @@ def _offer(
 ) -> Scored | None:
     """A schedule that takes little more memory than the limit and costs far less than `best`: a remembered one, one of the
     curve that the search has met, or one that another search finds for a larger limit."""
-    s, resident = SETTINGS, scorer.graph.resident_bytes
-    if best.judged.overhead < s.steep_overhead:
+    graph = scorer.graph
+    if best.judged.overhead < STEEP_OVERHEAD:
         return None
-    most, dear = resident + int(s.offer_reach * (limit - resident)), s.offer_share * best.judged.overhead
+    most = graph.with_resident(int(OFFER_REACH * graph.beside_resident(limit)))
+    dear = OFFER_SHARE * best.judged.overhead
     if recalled is not None:
-        return _nearest([scorer.as_run(k.schedule) for k in recalled], resident, most, dear)
-    met = [Schedule.from_runs(scorer.graph, runs, solver.name) for runs in solver.known(problem.graph.hash)]
-    on_curve = _nearest(scorer.all(met), resident, most, dear)
+        return _nearest([scorer.as_run(k.schedule) for k in recalled], graph, most, dear)
+    met = [Schedule.from_runs(graph, runs, solver.name) for runs in solver.known(problem.graph.hash)]
+    on_curve = _nearest(scorer.all(met), graph, most, dear)
     if on_curve is not None:
         return on_curve
-    return _nearest(scorer.all(solver.solve(replace(problem, limit=most))), resident, most, dear)
+    return _nearest(scorer.all(solver.solve(replace(problem, limit=most))), graph, most, dear)
 
 
-def _nearest(met: Sequence[Scored], resident: int, most: int, dear: float) -> Scored | None:
+def _nearest(met: Sequence[Scored], graph: Graph, most: int, dear: float) -> Scored | None:
     """Of the schedules of at most so many bytes, and at most so much overhead, the one of least memory times cost."""
     near = [x for x in met if x.needs <= most and x.judged.overhead <= dear]
-    return min(near, key=lambda x: (x.needs - resident) * (1 + x.judged.overhead), default=None)
+    return min(near, key=lambda x: graph.beside_resident(x.needs) * (1 + x.judged.overhead), default=None)
 
 
-def _judged(known: Known, scorer: Scorer, goal: Goal, limit: int | None) -> Scored:
+def _judged(known: Known, scorer: Scorer, aim: Aim) -> Scored:
     """The candidate for a schedule that was found elsewhere."""
-    found = pick([scorer.as_run(known.schedule)], limit, goal.max_overhead)
+    found = pick([scorer.as_run(known.schedule)], aim)
     if found is None:
         raise RekindleError("a schedule that was found for the same goal does not keep it here; plan again")
     return found
 
 
-def _recalled(
-    recalled: Sequence[Known], scorer: Scorer, goal: Goal, limit: int | None, problem: Problem
-) -> Known | None:
+def _recalled(recalled: Sequence[Known], scorer: Scorer, aim: Aim, problem: Problem) -> Known | None:
     """The first remembered schedule that keeps the goal."""
     for known in recalled:
-        if pick([scorer.as_run(known.schedule)], limit, goal.max_overhead) is not None:
+        if pick([scorer.as_run(known.schedule)], aim) is not None:
             problem.progress(remembered.NEWS)
             return known
     return None
@@ -181,7 +164,7 @@ def make_problem(graph: Graph, options: PlanOptions, limit: int | None) -> Probl
         weights = graph.weights("unit")
     time_limit = options.time_limit
     deadline = None if time_limit is None else time.monotonic() + time_limit - certify.seconds_kept_back(time_limit)
-    work = max(1.0, (time_limit or 0.0) / SETTINGS.usual_s) if options.effort == "thorough" else 1.0
+    work = max(1.0, (time_limit or 0.0) / USUAL_S) if options.effort == "thorough" else 1.0
     progress = options.report or (lambda _: None)
     limited = time_limit is not None or options.effort == "thorough"
     return Problem(
@@ -190,14 +173,15 @@ def make_problem(graph: Graph, options: PlanOptions, limit: int | None) -> Probl
     )  # fmt: skip
 
 
-def _without_limit(solver: Solver, problem: Problem, scorer: Scorer, goal: Goal) -> tuple[Scored, int]:
+def _without_limit(solver: Solver, problem: Problem, request: Request) -> tuple[Scored, int]:
     """(the smallest candidate within the goal's overhead or at any cost, the smallest budget that a candidate keeps)."""
+    scorer, _, aim = request
     found = scorer.all(solver.solve(problem))
-    best = pick(found, None, goal.max_overhead)
+    best = pick(found, aim)
     if best is None:
-        raise no_such_overhead(solver, goal, found)
+        raise no_such_overhead(solver, aim, found)
     found += scorer.all(solver.retry(problem, best.schedule))
-    return pick(found, None, goal.max_overhead) or best, min(s.needs for s in found)
+    return pick(found, aim) or best, min(s.needs for s in found)
 
 
 def _within_limit(solver: Solver, problem: Problem, scorer: Scorer, goal: Goal, limit: int) -> tuple[Scored, int]:
@@ -214,16 +198,17 @@ def _within_limit(solver: Solver, problem: Problem, scorer: Scorer, goal: Goal, 
         )
         raise _refusal(solver, scorer, goal, limit, _smallest(solver.quick or solver.solve, problem, scorer), floor)
     found = _finished_within(solver, problem, scorer, limit)
-    best = pick(found, limit, None)
+    aim = Aim(limit)
+    best = pick(found, aim)
     if best is not None:
         return best, min(s.needs for s in found)
     # A solver that aims at the budget may stop above its least memory; and a peak that an error calls reachable must be
     # reached when it is asked for.
     least = _smallest(solver.solve, problem, scorer)
     least = [*least, *_known(solver, scorer)]
-    best = pick(least, limit, None)
+    best = pick(least, aim)
     if best is None:
-        best = pick(scorer.all(solver.retry(problem, None)), limit, None)
+        best = pick(scorer.all(solver.retry(problem, None)), aim)
     if best is None:
         raise _refusal(solver, scorer, goal, limit, [*found, *least], floor)
     return best, min(best.needs, *(s.needs for s in least))
@@ -233,11 +218,11 @@ def _finished_within(solver: Solver, problem: Problem, scorer: Scorer, limit: in
     """Candidates for the limit. A schedule may take more once it is finished, as gradients wait for the last read of their
     parameters: if that puts the cheapest one beyond the limit, the solver is asked again, for as much less."""
     found: list[Scored] = []
-    for _ in range(SETTINGS.asked_most):
+    for _ in range(ASKED_MOST):
         schedules = list(solver.solve(problem))
         new = scorer.all(schedules)
         found += new
-        best = pick(found, limit, None)
+        best = pick(found, Aim(limit))
         raised = [
             s.needs - limit for s, raw in zip(new, schedules, strict=True)
             if s.needs > limit and (best is None or s.judged.overhead < best.judged.overhead - EPS)
@@ -270,7 +255,7 @@ def _refusal(
 def _results_matter(graph: Graph, found: list[Scored]) -> bool:
     """Whether the results take so much of the least memory found that a second search is worth its time."""
     results = int(graph.arrays.bytes[result_values(graph)].sum())
-    return results > SETTINGS.results_matter_share * (min(s.needs for s in found) - graph.resident_bytes)
+    return results > RESULTS_MATTER_SHARE * graph.beside_resident(min(s.needs for s in found))
 
 
 def _known(solver: Solver, scorer: Scorer) -> list[Scored]:
@@ -286,7 +271,7 @@ def _remember(solver: Solver, scorer: Scorer, small: Scored) -> None:
     if key not in _named or small.needs <= scorer.as_run(_named[key]).needs:
         _named[key] = small.schedule
     _named.move_to_end(key)
-    if len(_named) > SETTINGS.named_most:
+    if len(_named) > NAMED_MOST:
         _named.popitem(last=False)
 
 
@@ -299,7 +284,7 @@ def as_plan(
         graph=graph,
         schedule=best.schedule,
         peak_bytes=j.peak_bytes,
-        activation_peak_bytes=j.peak_bytes - graph.resident_bytes,
+        activation_peak_bytes=graph.beside_resident(j.peak_bytes),
         baseline_peak_bytes=baseline.judged.peak_bytes,
         seconds=j.seconds,
         overhead=j.overhead,

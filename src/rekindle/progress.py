@@ -32,16 +32,15 @@ class ProgressSettings:
     quiet_s : seconds of work before anything is printed.
     live_s : seconds between two versions of the line on a terminal.
     line_s : seconds between two lines where stderr is no terminal.
-    end_s : seconds that the end of the work waits for a stderr that does not take a line.
     """
 
     quiet_s: float = 2.0
     live_s: float = 0.25
     line_s: float = 5.0
-    end_s: float = 1.0
 
 
 SETTINGS = ProgressSettings()
+END_MOST_S = 1.0  # that the end of the work waits for a stderr that does not take a line; a guess
 # A line with this word has the best plan so far and a bound: it stays in view until the next such line or announcement.
 VERDICT = "certified"
 
@@ -71,7 +70,7 @@ class _Reporter:
     def close(self) -> None:
         """Stop printing and erase the line."""
         self._closed.set()
-        self._thread.join(SETTINGS.end_s)
+        self._thread.join(END_MOST_S)
         _harmless(live_line.erase)
 
     def _run(self) -> None:

@@ -45,6 +45,8 @@ FORMAT = "rekindle.remembered/1"
 SEARCH_VERSION = 6  # raise it whenever a search finds other schedules: plans that are older are then searched for again
 FOLDER = "plans"
 NEWS = "plan of the same graph, goal and costs found on disk"
+LOCK_WAIT_S = 5.0  # for another process that tidies the folder; after it, the next process does so. A guess
+UNFINISHED_MOST_S = 3600.0  # age from which an unfinished file was left behind by a process that died; a guess
 _OURS = re.compile(r"[0-9a-f]{32}\.json")
 _UNFINISHED = re.compile(r"\.rekindle-[0-9a-f]{16}")  # as `model.files.write_own` names a file before it is whole
 
@@ -56,15 +58,11 @@ class MemorySettings:
     files_most : files that stay in the folder; 0: nothing is remembered, and nothing is read.
     all_most_bytes : bytes of all files together.
     file_most_bytes : a larger file is neither written nor read.
-    lock_wait_s : how long to wait for another process that tidies the folder; after it, the next process does so.
-    unfinished_most_s : age from which an unfinished file was left behind by a process that died, and is deleted.
     """
 
     files_most: int = 1000
     all_most_bytes: int = 256 * 2**20
     file_most_bytes: int = 32 * 2**20
-    lock_wait_s: float = 5.0
-    unfinished_most_s: float = 3600.0
 
 
 SETTINGS = MemorySettings()
@@ -138,7 +136,7 @@ class Place:
             make_private(folder.parent)
             make_private(folder)
             write_own(self.path, formats.as_text(doc))
-            with locked(folder, SETTINGS.lock_wait_s):
+            with locked(folder, LOCK_WAIT_S):
                 _tidy(folder)
         except (OSError, ValueError, RekindleError) as e:
             log.debug("plan not remembered: %s", e)
@@ -192,7 +190,7 @@ def _tidy(folder: Path) -> None:
                 there = entry.stat(follow_symlinks=False)
                 if _OURS.fullmatch(entry.name):
                     ours.append((there.st_mtime, there.st_size, entry.path))
-                elif _UNFINISHED.fullmatch(entry.name) and time.time() - there.st_mtime > SETTINGS.unfinished_most_s:
+                elif _UNFINISHED.fullmatch(entry.name) and time.time() - there.st_mtime > UNFINISHED_MOST_S:
                     os.unlink(entry.path)
     total = 0
     for i, (_, size, path) in enumerate(sorted(ours, reverse=True)):

@@ -14,7 +14,8 @@ import rekindle
 from rekindle.ask import Goal
 from rekindle.model.graph import Graph
 from rekindle.parts.plan import Part, PartsPlan
-from rekindle.show.report import document, write
+from rekindle.show.report import document
+from rekindle.show.report import make as write
 from rekindle.show.report.curve import Point
 from traced_steps import PAGE, blocks
 

@@ -8,9 +8,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rekindle.ask import Goal, PlanOptions
-from rekindle.carrying import ANOTHER_GRAPH, CARRIED, SEARCHED, carried_plan, replan_graph
+from rekindle.carrying import ANOTHER_GRAPH, CARRIED, SEARCHED, alike, carried, carried_plan, replan_graph
 from rekindle.errors import InfeasibleBudget
-from rekindle.model.carry import alike, carried
 from rekindle.model.graph import Graph, Op, Value
 from rekindle.model.judge import Simulation, simulate, simulate_plain
 from rekindle.model.plan import Plan

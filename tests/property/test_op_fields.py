@@ -14,7 +14,7 @@ from rekindle import registry
 from rekindle.errors import FormatError
 from rekindle.model import formats
 from rekindle.model.graph import BOUNDARY, DESCRIBING, KINDS, OPERATOR, Graph, Op, Value
-from rekindle.model.traced_names import traced_name
+from rekindle.model.op_names import traced_name
 from rekindle.problem import Problem
 from strategies import dags, graphs, joint_graphs, u_nets
 

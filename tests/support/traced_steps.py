@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rekindle.model.graph import ACCUMULATE, BOUNDARY, OPERATOR, Graph, Op, Value
-from rekindle.model.traced_names import traced_name
+from rekindle.model.op_names import traced_name
 
 PAGE = 4096
 PER_BLOCK = (("fc1", "addmm", 4), ("act", "gelu", 4), ("fc2", "addmm", 1))  # module, operator, pages of its result

@@ -13,7 +13,7 @@ from graphs_by_hand import unrolled
 from marks import sweep
 from rekindle import Schedule, bounds, registry, simulate, zoo
 from rekindle.ask import Goal, PlanOptions
-from rekindle.frontiers import SETTINGS
+from rekindle.frontiers import CLOSER_MOST_OPS
 from rekindle.planner import plan_graph
 from rekindle.portfolio import anew, proposals
 from rekindle.problem import Problem
@@ -94,7 +94,7 @@ def test_the_frontier_of_a_larger_graph_is_the_sweep_alone() -> None:
         graph = unrolled(steps)
         told: list[str] = []
         assert len(rekindle.frontier(graph, cost="unit", effort="thorough", progress=told.append)) > 1
-        looks[len(graph.ops) > SETTINGS.closer_most_ops] = [line for line in told if line.startswith("auto: ")]
+        looks[len(graph.ops) > CLOSER_MOST_OPS] = [line for line in told if line.startswith("auto: ")]
     assert looks[False]
     assert not looks[True]
 

@@ -21,8 +21,7 @@ from zoo_suites import zoo_case
 from marks import few
 from rekindle import api, bench, zoo
 from rekindle.bench import row
-from rekindle.bench.cases import Case
-from rekindle.bench.closeness import difference
+from rekindle.bench.cases import Case, difference
 from rekindle.bench.comparators import REGISTERED, NotApplicable
 from rekindle.bench.suites import Model, real_case
 from rekindle.model.rewriting import Plain, Rewrite, Rewriting

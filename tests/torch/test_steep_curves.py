@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,7 +36,7 @@ def test_the_offer_is_said_and_holds(
     depth: int, budget: float, more: dict[str, Any], capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(planner, "SETTINGS", replace(planner.SETTINGS, steep_overhead=0.01))
+    monkeypatch.setattr(planner, "STEEP_OVERHEAD", 0.01)
     asked: dict[str, Any] = {"cost": "flops", **more}
     x = torch.randn(8, 32, 32)
     plan = rekindle.checkpoint(Blocks(depth), x, budget, **asked).forward.plan

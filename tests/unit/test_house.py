@@ -59,7 +59,7 @@ ORDER: list[dict[str, set[str]]] = [
     {"torch.serve": set()},
     {"torch.compiled": set()},
     {"torch.parts": set(), "torch.estimate": set()},
-    {"api": {"api", "citations"}},
+    {"api": {"api", "checkpointing", "citations"}},
     {"public names": {"rekindle"}, "demo": {"demo"}, "warming": {"warming"}, "bench": set(), "integrations": set()},
     {"report": set()},
     {"cli": set()},

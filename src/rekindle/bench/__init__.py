@@ -1,8 +1,8 @@
 """Benchmarks: suites of models under several methods, one row per model and method, all measured in one run.
 
 Read `run` first (a suite as tasks, tasks as rows), then `model_rows` (the rows of one model). `suites` says which models there
-are and `methods` what a method's name means; `cases` and `wall` measure a step; `row` and `files` define rows and keep
-them on disk. `comparators` is a table of other ways to run a step; `benchmarks/comparators/` of a checkout fills it.
+are and `methods` what a method's name means; `cases` measures a step; `row` and `files` define rows and keep them on
+disk. `comparators` is a table of other ways to run a step; `benchmarks/comparators/` of a checkout fills it.
 """
 
 from .row import Task

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..torch.costs.modelled import ModelledTime
 from ..torch.operators.flops import FlopCount
 from ..torch.tensors.instrument import Instrument, Together
+from .comparators import Within
 from .methods import TARGET
 
+# How often steps are timed for a ratio of wall times; guesses that gave stable ratios on the suite cpu.
+ROUNDS = 5  # each times the plain step and the other step; the result is the median over rounds
+STEPS_PER_ROUND = 3  # of each kind, after one step of warm-up; the fastest counts
 PeakOf = Callable[[Callable[[], None], Sequence[Instrument]], int]
 
 
@@ -76,3 +83,79 @@ class Case:
                 with Together(flops, time):
                     self.step()
         return Measured(peak, flops.total, time.total)
+
+
+def wall_ratio(step: Callable[[], None], within: Callable[[], AbstractContextManager[object]]) -> float:
+    """Seconds of `step` inside the context divided by its seconds outside.
+
+    The median of several rounds. Each round times both, so that other load on the machine slows both.
+    """
+    ratios = []
+    for _ in range(ROUNDS):
+        plain = _fastest(step)
+        with within():
+            ratios.append(_fastest(step) / plain)
+    return statistics.median(ratios)
+
+
+def _fastest(step: Callable[[], None]) -> float:
+    step()
+    found = []
+    for _ in range(STEPS_PER_ROUND):
+        start = time.perf_counter()
+        step()
+        found.append(time.perf_counter() - start)
+    return min(found)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far a step that sums in another order is from the plain one; both start from the same random state.
+
+    Largest differences of a step from the plain one: of the loss relative to the loss, and of any entry of any gradient
+    relative to the largest entry of all gradients. (A gradient that is zero but for rounding has no scale of its own.)
+    """
+
+    loss: float
+    gradients: float
+
+    def __str__(self) -> str:
+        return f"loss off by {self.loss:.1e}, gradients by {self.gradients:.1e} of the largest"
+
+
+def difference(case: Case, within: Within) -> Difference:
+    """Run the plain step and the step inside the context, on real tensors. Gradients that the model has stay."""
+    loss, gradients = _step(case)
+    with within():
+        other, others = _step(case)
+    if [g is None for g in gradients] != [g is None for g in others]:
+        raise AssertionError("a parameter has a gradient in one of the two steps and none in the other")
+    pairs = [(a, b) for a, b in zip(gradients, others, strict=True) if a is not None and b is not None]
+    largest = max(float(a.abs().max()) for a, _ in pairs)
+    off = max(float((a - b).abs().max()) for a, b in pairs)
+    return Difference(abs(other - loss) / abs(loss), off / largest)
+
+
+def _step(case: Case) -> tuple[float, list[torch.Tensor | None]]:
+    """The loss of one step and the gradients of all parameters."""
+    from ..torch.tensors.loss import default_loss
+
+    found: list[float] = []
+
+    def keep(model: Any, args: Any, result: Any) -> None:
+        found.append(default_loss(result).item())
+
+    parameters = list(case.model.parameters())
+    before = [p.grad for p in parameters]
+    for p in parameters:
+        p.grad = None
+    hook = case.model.register_forward_hook(keep)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            case.once()
+        return found[0], [p.grad for p in parameters]
+    finally:
+        hook.remove()
+        for p, g in zip(parameters, before, strict=True):
+            p.grad = g

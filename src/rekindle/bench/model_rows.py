@@ -5,16 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InfeasibleBudget, RekindleError
+from .cases import wall_ratio
 from .comparators import REGISTERED, NotApplicable
 from .methods import COMPARATORS, Asked, parse
 from .row import MB, ModelFacts, Outcome, Row, Task, make_row, rewriting, sums
 from .suites import SUITES
-from .wall import wall_ratio
 
 if TYPE_CHECKING:
     from ..model.plan import Plan
@@ -24,19 +23,8 @@ if TYPE_CHECKING:
 Tell = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class MeasuringSettings:
-    """Time limits while a model is measured. Both figures are guesses.
-
-    certify_s : for the certified least extra cost within a budget (`least_overhead` of a row).
-    once_s : for the plan that runs each op once, which needs no search.
-    """
-
-    certify_s: float = 4.0
-    once_s: float = 0.01
-
-
-SETTINGS = MeasuringSettings()
+CERTIFY_S = 4.0  # for the certified least extra cost within a budget (`least_overhead` of a row); a guess
+ONCE_S = 0.01  # for the plan that runs each op once, which needs no search; a guess
 
 
 def model_rows(task: Task, tell: Tell) -> Iterator[Row]:
@@ -81,7 +69,7 @@ class _Traced:
             minimize="memory",
             solver="none",
             cost="flops",
-            time_limit=SETTINGS.once_s,
+            time_limit=ONCE_S,
             cache=False,
             progress=False,
         )
@@ -153,7 +141,7 @@ def _compared(case: Case, facts: ModelFacts, method: str, traced: _Traced | Exce
 def _planned(case: Case, facts: ModelFacts, method: str, asked: Asked, traced: _Traced | Exception) -> Row:
     """The row of a solver's plan, which really runs."""
     from .. import api, registry
-    from .closeness import difference
+    from .cases import difference
     from .nodes import node_runs
 
     if isinstance(traced, Exception):
@@ -187,7 +175,7 @@ def _planned(case: Case, facts: ModelFacts, method: str, asked: Asked, traced: _
             facts.peaks[method] = measured.peak
         return row
     except InfeasibleBudget as e:
-        bound = e.bound_bytes - traced.trace.graph.resident_bytes
+        bound = traced.trace.graph.beside_resident(e.bound_bytes)
         return make_row(facts, method, Outcome(note=_why(e), bound_bytes=bound))
     except Exception as e:
         return make_row(facts, method, Outcome(plan=plan, note=_why(e)))
@@ -218,12 +206,12 @@ def _least(plan: Plan, case: Case) -> float | None:
     from .. import bounds
 
     graph = plan.graph
-    limit = plan.goal.limit(graph.resident_bytes, plan.baseline_activation_bytes)
+    limit = plan.limit
     if limit is None or not case.fake or rewriting(plan) is not None:
         return None
     weights = graph.weights(plan.cost)
     once = float(weights[graph.needed].sum())
-    return bounds.time_at(graph, weights, limit, SETTINGS.certify_s) / once if once else None
+    return bounds.time_at(graph, weights, limit, CERTIFY_S) / once if once else None
 
 
 def _goal(asked: Asked, facts: ModelFacts, case: Case, traced: _Traced) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from .comparators import REGISTERED, Comparator
@@ -25,14 +24,7 @@ PRELOADED = [
 MEASURED, ENDED_EARLY = "the process that measured ", " ended early (exit code "
 
 
-@dataclass(frozen=True)
-class PoolSettings:
-    """poll_s : seconds between two checks whether a process still lives; a guess."""
-
-    poll_s: float = 0.5
-
-
-SETTINGS = PoolSettings()
+POLL_S = 0.5  # between two checks whether a process still lives; a guess
 
 
 def run_in_processes(work: Sequence[Task], jobs: int, tell: Callable[[str], None]) -> Iterator[Row]:
@@ -108,7 +100,7 @@ class _Worker:
         """The next row that it has sent, if any."""
         alive = self.process.is_alive()  # ask first: rows that it sent before it ended are then in the queue
         try:
-            kind, content = self.results.get(timeout=SETTINGS.poll_s)
+            kind, content = self.results.get(timeout=POLL_S)
         except queue.Empty:
             self.finished = not alive
             return

@@ -150,4 +150,4 @@ def _ratio(measured: Measured | None, plain: Measured | None, field: str) -> flo
 
 def _bound(plan: Plan, extra_bytes: int) -> int:
     """The certified bound, in the quantity that the instrument measures."""
-    return max(0, plan.bound_bytes - plan.graph.resident_bytes) + extra_bytes
+    return max(0, plan.graph.beside_resident(plan.bound_bytes)) + extra_bytes

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..version import __version__
-from . import bench, compare, ctrl_c, demo, estimate, explain, helping, planning, report, solvers, trace, warm, zoo
+from . import bench, ctrl_c, demo, estimate, helping, lists, planning, reading, trace, warm
 from .answer import Answer, Whole, out_console
 from .failures import DEBUG, FAILED, OK, failed, say, say_error
 from .streams import drop_the_rest, flush, nothing_on_stdout, open_standard_files
@@ -75,10 +75,11 @@ def _common(
     pass
 
 
-for module in (demo, estimate, planning, explain, compare, trace, zoo, report, solvers, bench, warm):
-    module.register(app)
-for command in app.registered_commands:
-    command.cls, command.epilog = helping.Command, helping.EPILOG
+for function in (
+    demo.demo, estimate.estimate, planning.plan, planning.frontier, planning.solve, reading.explain, reading.compare,
+    trace.trace, lists.zoo, reading.report, lists.solvers, bench.bench, warm.warm,
+):  # fmt: skip
+    app.command(cls=helping.Command, epilog=helping.EPILOG)(function)
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -55,11 +55,6 @@ CostOf = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the app."""
-    app.command()(bench)
-
-
 def bench(
     suite: Suite = "seeds", models: Names = None, methods: Methods = None, out: Rows = None, fresh: Fresh = False,
     jobs: Jobs = None, target: Target = "rtx2080ti", cost: CostOf = None, json: Json = False,

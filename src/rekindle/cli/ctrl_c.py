@@ -9,24 +9,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from .. import interrupt, live_line
 from .streams import document_fd
 
-
-@dataclass(frozen=True)
-class CtrlCSettings:
-    """How long Ctrl-C waits for the program.
-
-    grace_s : seconds that compiled code has to return, before the process is ended. A guess.
-    """
-
-    grace_s: float = 5.0
-
-
-SETTINGS = CtrlCSettings()
+GRACE_S = 5.0  # that compiled code has to return before the process is ended; a guess
 _pressed: list[float] = []  # `time.monotonic()` of each Ctrl-C that Python has seen since the command began
 
 
@@ -74,8 +62,8 @@ def watch(document: bool) -> None:
             at = time.monotonic()
             if number[0] != signal.SIGINT:
                 continue
-            time.sleep(SETTINGS.grace_s)
-            if not _pressed or _pressed[-1] < at - SETTINGS.grace_s:
+            time.sleep(GRACE_S)
+            if not _pressed or _pressed[-1] < at - GRACE_S:
                 with contextlib.suppress(OSError, ValueError):
                     live_line.erase()
                 interrupt.end_now(document_fd() if document else None)

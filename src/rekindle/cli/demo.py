@@ -14,11 +14,6 @@ Folder = Annotated[Path, typer.Option(metavar="FOLDER", help="Folder to write th
 Quick = Annotated[bool, typer.Option("--quick", help="Take smaller models and fewer steps.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command()(demo)
-
-
 def demo(out: Folder = Path("."), quick: Quick = False, json: Json = False) -> Answer:
     """Plan a ResNet-50 and a small GPT at half their activation memory; train both plain and planned; compare."""
     from ..demo import run

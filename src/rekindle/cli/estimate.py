@@ -16,7 +16,7 @@ from ..show.estimate_text import batches_table, estimate_table, modules_table
 from ..torch.costs import devices
 from . import completing
 from .answer import Answer
-from .models import load_model
+from .models import load_model, takes_batch
 from .options import Batch, Json, Model, Target
 
 Device = Annotated[
@@ -32,11 +32,6 @@ Effort = Annotated[
     str, typer.Option(metavar="EFFORT", help="How long plans are searched for: quick, normal or thorough.")
 ]
 Plans = Annotated[bool, typer.Option("--plans/--no-plans", help="Look for plans, which takes longer (default: yes).")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command()(estimate)
 
 
 def estimate(
@@ -127,17 +122,10 @@ def _loaded(spec: str, batch: int | None) -> tuple[Any, Any, Callable[[int], Any
                 return zoo.load(name, batch=n)[1]
 
         return made, sample, of_zoo, ""
-    made, sample = load_model(spec, None if batch is None or not _takes_batch(spec) else batch)
-    if _takes_batch(spec):
+    made, sample = load_model(spec, None if batch is None or not takes_batch(spec) else batch)
+    if takes_batch(spec):
         return made, sample, lambda n: load_model(spec, n)[1], ""
     from ..torch.estimate.largest import OtherBatches
 
     others = OtherBatches(sample)
     return made, sample if batch is None else others(batch), others, others.words
-
-
-def _takes_batch(spec: str) -> bool:
-    """Whether the function that the spec names takes the argument `batch`."""
-    from .models import takes_batch
-
-    return takes_batch(spec)

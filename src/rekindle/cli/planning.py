@@ -9,7 +9,7 @@ import typer
 
 from .. import api, registry
 from ..arguments import choice
-from ..ask import EFFORTS, GRADIENTS, PARITIES, PlanOptions, TraceOptions
+from ..ask import EFFORTS, GRADIENTS, PARITIES, Goal, PlanOptions, TraceOptions
 from ..errors import UsageError
 from ..model.files import write_text
 from ..model.formats import write_json
@@ -59,13 +59,6 @@ AnyModel = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    app.command()(plan)
-    app.command()(frontier)
-    app.command()(solve)
-
-
 def plan(
     model: Model,
     budget: Budget = None,
@@ -101,8 +94,7 @@ def plan(
         )  # fmt: skip
     if out is not None:
         made.save(out)
-    limit = goal.limit(made.graph.resident_bytes, made.baseline_activation_bytes)
-    written = _write_timeline(made, limit, svg)
+    written = _write_timeline(made, goal, svg)
     return Answer(made.figures(), lambda: [text.plan_table(made), "", made.sentence, *_wrote(out, written)])
 
 
@@ -180,7 +172,7 @@ def solve(
         )  # fmt: skip
     if out is not None:
         write_json(out, schedule_document(made))
-    written = _write_timeline(made, goal.limit(read.resident_bytes, made.baseline_activation_bytes), svg)
+    written = _write_timeline(made, goal, svg)
     return Answer(
         schedule_document(made, steps=False),
         lambda: [text.plan_table(made), "", made.sentence, *_wrote(out, written)],
@@ -205,8 +197,9 @@ def _check(
     choice("gradients", gradients, GRADIENTS)
 
 
-def _write_timeline(made: Plan, limit: int | None, svg: Path | None) -> Path | None:
+def _write_timeline(made: Plan, goal: Goal, svg: Path | None) -> Path | None:
     if svg is not None:
+        limit = goal.limit(made.graph.resident_bytes, made.baseline_activation_bytes)
         title = f"Memory of one training step: {made.graph.name}"
         if limit is not None:
             title += f", within {format_bytes(limit)}"

@@ -24,11 +24,6 @@ Optimizer = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command()(trace)
-
-
 def trace(
     model: Model,
     batch: Batch = None,
@@ -56,5 +51,5 @@ def graph_figures(graph: Graph) -> dict[str, Any]:
     return {
         "name": graph.name, "graph_hash": graph.hash, "ops": len(graph.ops), "values": len(graph.values),
         "resident_bytes": graph.resident_bytes, "baseline_peak_bytes": plain.peak_bytes,
-        "baseline_activation_bytes": plain.peak_bytes - graph.resident_bytes, "seconds": plain.seconds, "flops": plain.flops,
+        "baseline_activation_bytes": graph.beside_resident(plain.peak_bytes), "seconds": plain.seconds, "flops": plain.flops,
     }  # fmt: skip

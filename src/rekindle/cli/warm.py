@@ -14,11 +14,6 @@ from .options import Json
 All = Annotated[bool, typer.Option("--all", help="Compile the kernels of every solver, not only those of auto.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command()(warm)
-
-
 def warm(every_solver: All = False, json: Json = False) -> Answer:
     """Compile the search ahead, so that the first plan does not wait for it: for images of machines and for CI."""
     with telling(None) as tell:

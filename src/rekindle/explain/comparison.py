@@ -14,7 +14,7 @@ from ..model.schedule import Schedule
 from ..printed import name
 from .holding import WORKSPACE, is_gradient, peak
 from .loss import loss_ops
-from .patterns import paths_pattern
+from .modules import paths_pattern
 from .rows import Sums, forward_tree
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from ..model.judge import simulate
 from ..model.op_names import op_words
 from ..model.rewriting import Rewriting
 from ..model.schedule import Schedule
-from .holders import Holder, holders
-from .holding import peak
+from .holding import Holder, holders, peak
 from .loss import loss_ops
 from .modules import folded_paths
 from .rows import Row, forward_tree, rewriting_row, rows

@@ -1,22 +1,27 @@
-"""The storages that a schedule holds: from when to when and why, those at its peak, and those saved from forward for backward.
+"""The storages that a schedule holds: from when to when and why, the largest at its peak, those saved for backward.
 
 All are read off the schedule step by step, with the judge's rules, so that the bytes add up to the judge's memory.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..model.graph import Graph
+from ..model.graph import Graph, Op
 from ..model.judge import Simulation, simulate
+from ..model.op_names import does
 from ..model.schedule import RUN, Schedule
+from .modules import pattern_of
 
 WORKSPACE, RUNNING, GRADIENT, SAVED, RECOMPUTED, FORWARD = (
     "workspace", "running", "gradient", "saved", "recomputed", "forward",
 )  # fmt: skip
+
+
+RESIDENT = "resident"  # the role of what is held during the whole step
 
 
 class Life(NamedTuple):
@@ -183,3 +188,53 @@ def _held(graph: Graph, lives: Lives, at: int) -> tuple[Held, ...]:
     held += [Held(size[v], op, v, RUNNING) for v in made]
     held.append(Held(graph.ops[op].workspace, op, None, WORKSPACE))
     return tuple(h for h in held if h.bytes)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Bytes that are held at the peak.
+
+    bytes : all of them together. count : how many values.
+    role : as in `Held`; "resident" for what is held during the whole step.
+    module : pattern of the modules that made the values. operator : e.g. "addmm". shape : of one value, e.g. "f32[8192,4096]".
+    """
+
+    bytes: int
+    count: int
+    role: str
+    module: str
+    operator: str
+    shape: str
+
+    @property
+    def words(self) -> str:
+        """The holder in one line, for a terminal: "transformer.h.*.mlp.act tanh f32[8,1024,4096]"."""
+        return " ".join(part for part in (self.module, self.operator, self.shape) if part)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name."""
+        return asdict(self)
+
+
+def holders(graph: Graph, p: Peak, patterns: dict[str, str]) -> list[Holder]:
+    """All holders at the peak, the largest first; their bytes add up to `p.bytes`.
+
+    patterns : module path -> its folded pattern, as `folded_paths` gives it.
+    """
+    found: dict[tuple[str, str, str, str], list[int]] = {}
+    for h in p.held:
+        op = graph.ops[h.op]
+        key = h.role, pattern_of(op.module, patterns), does(op), _shape(graph, op, h.value)
+        found.setdefault(key, []).append(h.bytes)
+    every = [Holder(sum(sizes), len(sizes), *key) for key, sizes in found.items()]
+    if graph.resident_bytes:
+        every.append(Holder(graph.resident_bytes, 1, RESIDENT, "", "parameters, gradients, buffers, inputs", ""))
+    return sorted(every, key=lambda h: -h.bytes)
+
+
+def _shape(graph: Graph, op: Op, value: int | None) -> str:
+    """The shape of a value, as far as the graph says it: of the first output."""
+    if value is None:
+        return op.shape
+    place = op.outputs.index(value)
+    return op.shape if place == 0 else f"(output {place + 1})"

@@ -19,18 +19,8 @@ from .modules import Node, module_tree
 MODULE, OWN, OTHERS, LOSS, GRADIENTS, REWRITING = "module", "own ops", "others", "loss", "gradients", "rewriting"
 
 
-@dataclass(frozen=True)
-class TableSettings:
-    """How much the table shows.
-
-    rows_most : rows of modules. share_least : of all bytes and seconds, that a row of its own has.
-    """
-
-    rows_most: int = 12
-    share_least: float = 0.004
-
-
-SETTINGS = TableSettings()
+ROWS_MOST = 12  # of modules; a guess
+ROW_LEAST_SHARE = 0.004  # of all bytes and seconds, that a row of its own has; a guess
 
 
 @dataclass(frozen=True)
@@ -121,7 +111,7 @@ def rows(graph: Graph, plain: Peak, planned: Peak, tree: Node, loss: frozenset[i
     Their `saved_bytes` add up to `plain.bytes - planned.bytes`, and their `added_seconds` to the seconds that the plan adds.
     """
     sums = Sums(graph, plain, planned)
-    found = _module_rows(sums, tree, SETTINGS.rows_most)
+    found = _module_rows(sums, tree, ROWS_MOST)
     if loss:
         found.append(sums.row("the loss", LOSS, 1, loss))
     backward = [i for i in range(len(graph.ops)) if is_gradient(graph, i)]
@@ -166,7 +156,7 @@ class _Entry:
 def _module_rows(sums: Sums, root: Node, most: int) -> list[Row]:
     """At most `most` rows: the heaviest module is opened as long as they suffice for its submodules."""
     shown = [_entry(sums, root, True)]
-    least = max(1e-12, SETTINGS.share_least * shown[0].weight)
+    least = max(1e-12, ROW_LEAST_SHARE * shown[0].weight)
     opened = True
     while opened:
         opened = False

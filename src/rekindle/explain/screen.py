@@ -14,7 +14,7 @@ from rich.cells import cell_len, chop_cells
 from ..printed import printable
 from ..shares import COST_WORDS, percent
 from ..sizes import format_bytes
-from .holders import Holder
+from .holding import Holder
 from .rows import MODULE, OTHERS, OWN, Row
 
 if TYPE_CHECKING:

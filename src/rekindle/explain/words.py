@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..model.floor import working_set
 from ..model.graph import Graph
 from ..model.op_names import op_words
@@ -11,28 +9,15 @@ from ..model.rewriting import Rewriting
 from ..model.rewriting_words import STEP, line
 from ..printed import name
 from ..sizes import format_bytes, of_bytes
-from .holders import RESIDENT, Holder
-from .holding import FORWARD, GRADIENT, RECOMPUTED, RUNNING, SAVED, WORKSPACE, Held, Peak
+from .holding import FORWARD, GRADIENT, RECOMPUTED, RESIDENT, RUNNING, SAVED, WORKSPACE, Held, Holder, Peak
 from .loss import dimensions, loss_and_gradients, scores_ops
 
-
-@dataclass(frozen=True)
-class RemarkSettings:
-    """From which share of a peak on a holder is worth a sentence. All are guesses.
-
-    loss_least, scores_least, workspace_least : of the bytes beside the resident ones.
-    resident_least : of all bytes.
-    floor_most : the peak is at most this many times the bytes that one op needs alone.
-    """
-
-    loss_least: float = 0.25
-    scores_least: float = 0.1
-    workspace_least: float = 0.2
-    resident_least: float = 0.5
-    floor_most: float = 1.02
-
-
-SETTINGS = RemarkSettings()
+# From which share of the bytes beside the resident ones on a holder is worth a sentence. All are guesses.
+LOSS_LEAST_SHARE = 0.25
+SCORES_LEAST_SHARE = 0.1
+WORKSPACE_LEAST_SHARE = 0.2
+RESIDENT_LEAST_SHARE = 0.5  # of all bytes
+FLOOR_MOST = 1.02  # the peak is at most so many times the bytes that one op needs alone
 AT_THE_LOSS = "The peak is the loss"
 ROLES = {
     RUNNING: "made by the op that runs", GRADIENT: "gradients", SAVED: "saved for backward", RECOMPUTED: "recomputed",
@@ -57,7 +42,7 @@ def remarks(
     """
     step = "" if rewriting is None else f" of {STEP}"
     found = [_where(graph, plain, planned, step)]
-    own = planned.bytes - graph.resident_bytes
+    own = graph.beside_resident(planned.bytes)
     found += _loss(graph, planned, loss, own, remedy=rewriting is None or not rewriting.slices)
     found += _scores(graph, planned, own)
     found += _workspace(graph, planned, own)
@@ -97,7 +82,7 @@ def _loss(graph: Graph, p: Peak, loss: frozenset[int], own: int, remedy: bool) -
     losses = loss_and_gradients(graph)
     read = {v for i in (*loss, *losses) for v in graph.ops[i].inputs}
     held = [h for h in p.held if h.op in loss or h.op in losses or h.value in read]
-    if not held or sum(h.bytes for h in held) < SETTINGS.loss_least * own:
+    if not held or sum(h.bytes for h in held) < LOSS_LEAST_SHARE * own:
         return []
     biggest = max(held, key=lambda h: h.bytes)
     sized = [h for h in held if h.bytes == biggest.bytes]
@@ -115,7 +100,7 @@ def _scores(graph: Graph, p: Peak, own: int) -> list[str]:
     scores = scores_ops(graph)
     held = [h for h in p.held if h.op in scores]
     total = sum(h.bytes for h in held)
-    if not held or total < SETTINGS.scores_least * own:
+    if not held or total < SCORES_LEAST_SHARE * own:
         return []
     biggest = max(held, key=lambda h: h.bytes)
     shape = "×".join(map(str, dimensions(graph.ops[biggest.op].shape)))
@@ -123,7 +108,7 @@ def _scores(graph: Graph, p: Peak, own: int) -> list[str]:
 
 
 def _workspace(graph: Graph, p: Peak, own: int) -> list[str]:
-    found: list[Held] = [h for h in p.held if h.role == WORKSPACE and h.bytes >= SETTINGS.workspace_least * own]
+    found: list[Held] = [h for h in p.held if h.role == WORKSPACE and h.bytes >= WORKSPACE_LEAST_SHARE * own]
     return [
         f"The workspace of {op_words(graph.ops[h.op])} alone takes {format_bytes(h.bytes)}: a smaller batch or another "
         "algorithm for this operator lowers it, a schedule does not."
@@ -134,7 +119,7 @@ def _workspace(graph: Graph, p: Peak, own: int) -> list[str]:
 def _floor(graph: Graph, p: Peak, own: int, step: str) -> list[str]:
     """Says that one op alone needs the peak, or nearly: no schedule goes below what it needs."""
     alone = 0 if p.op is None else working_set(graph, p.op)
-    if not alone or own > SETTINGS.floor_most * alone:
+    if not alone or own > FLOOR_MOST * alone:
         return []
     much = "that much" if own == alone else f"{of_bytes(alone, own)}"
     return [
@@ -145,7 +130,7 @@ def _floor(graph: Graph, p: Peak, own: int, step: str) -> list[str]:
 
 def resident_words(resident_bytes: int, peak_bytes: int, state_bytes: int | None) -> str:
     """A sentence where most of the peak is held during the whole step; else "". state_bytes : of the optimizer's state."""
-    if not resident_bytes or resident_bytes < SETTINGS.resident_least * peak_bytes:
+    if not resident_bytes or resident_bytes < RESIDENT_LEAST_SHARE * peak_bytes:
         return ""
     state = f" (of which the optimizer's state {format_bytes(state_bytes)})" if state_bytes else ""
     return (

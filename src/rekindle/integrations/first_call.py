@@ -20,17 +20,8 @@ from ..errors import UsageError
 REMEDY = "give the arguments of the module as sample=, or a function from a batch to them"
 
 
-@dataclass(frozen=True)
-class FirstCallSettings:
-    """Which module counts as the model.
-
-    least_share : share of the trained elements that the module holds which a training step calls first (a guess).
-    """
-
-    least_share: float = 0.5
-
-
-SETTINGS = FirstCallSettings()
+# Share of the trained elements that the module holds which a training step calls first, and that counts as the model; a guess.
+MODEL_LEAST_SHARE = 0.5
 
 
 def first_batch(loader: Any) -> Any:
@@ -166,7 +157,7 @@ def first_call(owner: nn.Module, step: Callable[..., Any], batch: Any, path: str
 
 def _check_share(owner: nn.Module, call: FirstCall) -> None:
     share = _trained(call.module) / max(1, _trained(owner))
-    if share < SETTINGS.least_share:
+    if share < MODEL_LEAST_SHARE:
         others = [name for name, m in owner.named_children() if _trained(m)]
         raise UsageError(
             f"training_step of {type(owner).__name__} first calls {call.path!r}, which holds {share:.0%} of the trained "

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
-from ..accept import search
-from ..accept import unused as accept_unused
 from ..api import apply, checkpoint
-from ..ask import Goal, PlanOptions, TraceOptions
+from ..checkpointing import Asked
 from ..errors import ParityError, PlanMismatch, RekindleError, TraceError
 from ..model import options_file
 from ..model.plan import Plan
@@ -27,22 +25,8 @@ from ..torch.parts.planning import Request
 from ..torch.rewritten import fitting
 from ..torch.serve.planned import set_aside
 from ..torch.serve.verify import check_step
-from ..torch.trace import Trace, trace
 
-_OWN = ("budget", "max_overhead", "minimize")  # the goals among the arguments of `checkpoint`
-_SEARCH = ("solver", "cost", "effort", "time_limit", "seed", "cache", "parity", "or_least", "progress")
 OPTIONS = frozenset(inspect.signature(checkpoint).parameters) - {"model", "sample"}
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """The arguments of one call of `checkpoint`, checked."""
-
-    options: PlanOptions
-    captured: TraceOptions
-    parts: tuple[str, ...] | None
-    check: bool
-    on_new_shape: str
 
 
 def checkpoint_with(saved: str | None, model: nn.Module, sample: Any, options: Mapping[str, Any]) -> str:
@@ -72,34 +56,21 @@ def checkpoint_with(saved: str | None, model: nn.Module, sample: Any, options: M
     return why
 
 
-def _asked(model: nn.Module, options: Mapping[str, Any]) -> _Asked:
+def _asked(model: nn.Module, options: Mapping[str, Any]) -> Asked:
     call = inspect.signature(checkpoint).bind(model, None, **options)
     call.apply_defaults()
-    given = call.arguments
-    torch_accept.optimizer(given["optimizer"])
-    return _Asked(
-        search(PlanOptions(Goal.parse(*(given[k] for k in _OWN)), **{k: given[k] for k in _SEARCH})),
-        TraceOptions(
-            given["loss"],
-            None,
-            given["optimizer"],
-            torch_accept.must_save(model, given["must_save"]),
-            unused=accept_unused(given["unused"]),
-            gradients=given["gradients"] if Goal.parse(*(given[k] for k in _OWN)).fraction is None else "kept",
-        ),
-        None if given["parts"] is None else torch_accept.parts(model, given["parts"]),
-        bool(given["check"]),
-        given["on_new_shape"],
-    )
+    return Asked.of(model, call.arguments)
 
 
-def _bound(saved: Plan | PartsPlan, model: nn.Module, sample: Any, asked: _Asked) -> Plan | PartsPlan:
+def _bound(saved: Plan | PartsPlan, model: nn.Module, sample: Any, asked: Asked) -> Plan | PartsPlan:
     """The plan, bound to this model and checked by a measured step.
 
     Raises
     ------
     RekindleError : the plan was made for something else, or its step does not do here what its file says.
     """
+    if asked.captured.compile is not None:
+        raise PlanMismatch("compiled parts are measured anew")
     if differs := _other_options(saved, asked):
         raise PlanMismatch(f"the saved plan was made with another {differs}")
     with parts_taken_off(model), set_aside(model):
@@ -110,7 +81,7 @@ def _bound(saved: Plan | PartsPlan, model: nn.Module, sample: Any, asked: _Asked
         return _whole(saved, model, sample, asked)
 
 
-def _other_options(saved: Plan | PartsPlan, asked: _Asked) -> str:
+def _other_options(saved: Plan | PartsPlan, asked: Asked) -> str:
     """Names of the options with which the saved plan was made and that are others now; "" if there are none."""
     captured = saved.captured
     passed_over = {"cache", "solver"} if saved.kind == "parts" else {"cache"}  # a file of parts names no solver
@@ -122,19 +93,11 @@ def _other_options(saved: Plan | PartsPlan, asked: _Asked) -> str:
     return " and ".join(k for k in docs[1] | docs[0] if docs[0].get(k) != docs[1].get(k))
 
 
-def _traced(model: nn.Module, sample: Any, asked: _Asked) -> Trace:
-    how = asked.captured
-    return trace(
-        model, sample, loss=how.loss, optimizer=how.optimizer, must_save=how.must_save, unused=how.unused,
-        gradients=how.gradients, progress=asked.options.progress,
-    )  # fmt: skip
-
-
-def _parts(saved: PartsPlan, model: nn.Module, sample: Any, asked: _Asked) -> PartsPlan:
+def _parts(saved: PartsPlan, model: nn.Module, sample: Any, asked: Asked) -> PartsPlan:
     error = None
     if asked.parts is None:
         try:
-            _traced(model, sample, asked)
+            asked.trace(model, sample)
         except TraceError as e:
             error = e  # as `checkpoint` finds it, and from it the parts
         else:
@@ -145,8 +108,8 @@ def _parts(saved: PartsPlan, model: nn.Module, sample: Any, asked: _Asked) -> Pa
     return replace(bound_here(request, saved), asked=asked.options)
 
 
-def _whole(saved: Plan, model: nn.Module, sample: Any, asked: _Asked) -> Plan:
-    traced = _traced(model, sample, asked)
+def _whole(saved: Plan, model: nn.Module, sample: Any, asked: Asked) -> Plan:
+    traced = asked.trace(model, sample)
     made = fitting(traced, saved)
     if made is None:
         raise PlanMismatch("the saved plan is for another graph: other shapes, or another model")

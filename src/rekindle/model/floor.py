@@ -44,9 +44,9 @@ def single_op(graph: Graph) -> Bound:
     may be written over an input costs nothing.
     """
     a = graph.arrays
-    best = Bound(graph.resident_bytes + int(a.bytes[a.keep].sum()), None)
+    best = Bound(graph.with_resident(int(a.bytes[a.keep].sum())), None)
     for i in np.flatnonzero(graph.needed):
-        held = graph.resident_bytes + working_set(graph, int(i))
+        held = graph.with_resident(working_set(graph, int(i)))
         if held > best.bytes:
             best = Bound(held, int(i))
     return best

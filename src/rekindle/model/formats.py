@@ -14,8 +14,8 @@ from ..errors import FormatError
 from ..printed import name, value
 from .files import read_text, write_text
 from .graph import DESCRIBING, Graph, Op, Value
+from .op_names import filled_in
 from .schedule import Free, Run, Schedule, Step
-from .traced_names import filled_in
 
 GRAPH, SCHEDULE, PLAN = "rekindle.graph/1", "rekindle.schedule/1", "rekindle.plan/1"
 MODULE_LEVELS_MOST = 1_000  # of the path of an op's module; PyTorch itself fails on modules within more modules

@@ -153,6 +153,14 @@ class Graph:
             keep, self.boundary if self.boundary is not None else -1,
         )  # fmt: skip
 
+    def beside_resident(self, peak_bytes: int) -> int:
+        """Bytes of a peak beside those that are held during the whole step."""
+        return peak_bytes - self.resident_bytes
+
+    def with_resident(self, activation_bytes: int) -> int:
+        """The peak in bytes of a step that holds so many beside those that are held during all of it."""
+        return activation_bytes + self.resident_bytes
+
     @cached_property
     def boundary(self) -> int | None:
         """Id of the op where forward ends, or None."""

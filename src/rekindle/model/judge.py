@@ -81,7 +81,7 @@ def _totals(graph: Graph, steps: np.ndarray, memory: np.ndarray, runs: np.ndarra
     at = int(during.argmax()) if len(during) else -1
     flops = graph.weights("flops")
     return Simulation(
-        peak_bytes=graph.resident_bytes + (int(during[at]) if at >= 0 else 0),
+        peak_bytes=graph.with_resident(int(during[at]) if at >= 0 else 0),
         peak_step=at,
         memory=memory + graph.resident_bytes,
         runs=runs,

@@ -1,11 +1,18 @@
-"""The readable name of an op: where it stands in the model, its operator and its shape."""
+"""The readable name of an op, and the name that a traced op has in files: "module|operator|shape".
+
+The hash of a graph is made of names, so traced names stay as they are in the plans that users saved. Files written before ops
+had the fields `module`, `kind`, `target` and `shape` hold the same facts in their names alone; only `filled_in` takes a name
+apart.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 
 from ..printed import name
-from .graph import ACCUMULATE, BOUNDARY, COPY, SNAPSHOT, Graph, Op
+from .graph import ACCUMULATE, BOUNDARY, COPY, KINDS, OPERATOR, SNAPSHOT, Graph, Op
 
 # Kinds of ops that are no operators, in words.
 WORDS = {
@@ -66,3 +73,33 @@ def operator_name(target: str) -> str:
     if len(parts) == 3:  # namespace, operator, overload
         parts = parts[:2]
     return ".".join(parts[1:] if parts[0] == "aten" and len(parts) > 1 else parts)
+
+
+def traced_name(kind: str, module: str = "", target: str = "", shape: str = "") -> str:
+    """The name of a traced op. Ops that are no operators have their kind in the operator's place.
+
+    >>> traced_name("aten", "layer1.0.conv1", "aten.convolution.default", "f32[8,64,56,56]")
+    'layer1.0.conv1|aten.convolution.default|f32[8,64,56,56]'
+    >>> traced_name("accumulate", "layer1.0.conv1.weight")
+    'layer1.0.conv1.weight|accumulate|'
+    >>> traced_name("boundary")
+    'boundary'
+    """
+    return BOUNDARY if kind == BOUNDARY else f"{module}|{target or kind}|{shape}"
+
+
+def filled_in(ops: Sequence[Op]) -> tuple[Op, ...]:
+    """The ops of a file; their fields come from their names where no op of the file has them and every name is a traced
+    one. Graphs made by hand stay as they are."""
+    if any(op.described for op in ops) or not all(op.name == BOUNDARY or op.name.count("|") == 2 for op in ops):
+        return tuple(ops)
+    return tuple(_from_name(op) for op in ops) if any(op.name != BOUNDARY for op in ops) else tuple(ops)
+
+
+def _from_name(op: Op) -> Op:
+    if op.name == BOUNDARY:
+        return replace(op, kind=BOUNDARY)
+    module, operator, shape = op.name.split("|")
+    if operator in KINDS:
+        return replace(op, module=module, kind=operator, shape=shape)
+    return replace(op, module=module, kind=OPERATOR, target=operator, shape=shape)

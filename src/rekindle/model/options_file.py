@@ -6,8 +6,9 @@ goal than the budget that its user gave.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..ask import EFFORTS, GRADIENTS, LOSSES, PARITIES, Goal, PlanOptions, TraceOptions
 from ..compiling import CompileOptions
@@ -18,39 +19,37 @@ from .formats import Reader
 NAME_MOST_LETTERS, PATTERN_MOST_LETTERS, PATTERNS_MOST = 64, 1_000, 10_000
 
 
+class Option(NamedTuple):
+    """One option as plan files hold it.
+
+    of : the class whose field it is.
+    read : (fields of the file, name, default) -> its value, checked.
+    write : its value as JSON.
+    always : it stands in the file also where it has its default.
+    """
+
+    of: type[PlanOptions] | type[TraceOptions]
+    name: str
+    read: Callable[[Reader, str, Any], Any]
+    write: Callable[[Any], Any] = lambda x: x
+    always: bool = False
+
+    @property
+    def default(self) -> Any:
+        return getattr(self.of, self.name)
+
+
 def to_json(asked: PlanOptions, captured: TraceOptions) -> dict[str, Any]:
     """The object "options" for these options. An optimizer is written as its name; the bytes of its state go with it, so that
     a reader that does not know the optimizer counts them too."""
-    optimizer = _name_of(captured.optimizer)
-    doc: dict[str, Any] = {
-        "effort": asked.effort,
-        "time_limit": asked.time_limit,
-        "seed": asked.seed,
-        "optimizer": optimizer,
-    }
-    if not asked.cache:
-        doc["cache"] = False
-    if asked.parity != PlanOptions.parity:
-        doc["parity"] = asked.parity
-    if asked.or_least:
-        doc["or_least"] = asked.goal.to_json()
-    if captured.loss != TraceOptions.loss:
-        doc["loss"] = captured.loss
-    if captured.must_save:
-        doc["must_save"] = list(captured.must_save)
-    if captured.unused:
-        doc["unused"] = list(captured.unused)
-    if captured.gradients != TraceOptions.gradients:
-        doc["gradients"] = captured.gradients
-    if captured.compile is not None:
-        doc["compile"] = captured.compile.to_json()
-    if captured.target is not None:
-        doc["target"] = captured.target
-    if captured.attention is not None:
-        doc["attention"] = captured.attention
-    if optimizer is not None and captured.state_bytes is not None:
-        doc["state_bytes"] = captured.state_bytes
-    return doc
+    if captured.optimizer is None:
+        captured = replace(captured, state_bytes=None)
+    doc: dict[str, Any] = {}
+    for option in OPTIONS:
+        x = getattr(asked if option.of is PlanOptions else captured, option.name)
+        if option.always or x != option.default:
+            doc[option.name] = option.write(x)
+    return doc | {"or_least": asked.goal.to_json()} if asked.or_least else doc
 
 
 def from_json(reader: Reader, asked: PlanOptions) -> tuple[PlanOptions, TraceOptions]:
@@ -62,109 +61,89 @@ def from_json(reader: Reader, asked: PlanOptions) -> tuple[PlanOptions, TraceOpt
     ------
     FormatError : a field is of the wrong type or out of range.
     """
-    read = _Options(reader)
-    budget = read.or_least()
-    asked = replace(
-        asked,
-        goal=budget or asked.goal,
-        or_least=budget is not None,
-        effort=read.one_of("effort", EFFORTS, PlanOptions.effort),
-        time_limit=read.time_limit(),
-        seed=read.seed(asked.seed),
-        cache=read.cache(),
-        parity=read.one_of("parity", PARITIES, PlanOptions.parity),
-    )
-    captured = TraceOptions(
-        loss=read.one_of("loss", LOSSES, TraceOptions.loss),
-        target=read.name("target", "device"),
-        optimizer=read.name("optimizer", "optimizer"),
-        must_save=read.names("must_save", "submodules"),
-        unused=read.names("unused", "results"),
-        state_bytes=read.state_bytes(),
-        attention=read.name("attention", "device"),
-        gradients=read.one_of("gradients", GRADIENTS, TraceOptions.gradients),
-        compile=read.compile(),
-    )
-    return asked, captured
+    read = {option: option.read(reader, option.name, option.default) for option in OPTIONS}
+    plan, trace = ({o.name: x for o, x in read.items() if o.of is kind} for kind in (PlanOptions, TraceOptions))
+    budget = plan.pop("or_least")
+    asked = replace(asked, goal=budget or asked.goal, or_least=budget is not None, **plan)
+    return asked, TraceOptions(**trace)
 
 
-class _Options:
-    """The fields of the object "options", each checked as it is read."""
+def _wrong(fields: Reader, key: str, should: str, given: Any) -> FormatError:
+    return FormatError(f"{fields.where}: {key!r} should {should}, not {value(given)}")
 
-    def __init__(self, reader: Reader):
-        self._fields = reader
 
-    def _is_given(self, key: str) -> bool:
-        return self._fields.doc.get(key) is not None
+def _if_given(read: Callable[[Reader, str], Any]) -> Callable[[Reader, str, Any], Any]:
+    """Reads a field that may be absent or null."""
+    return lambda fields, key, default: default if fields.doc.get(key) is None else read(fields, key)
 
-    def _wrong(self, key: str, should: str, given: Any) -> FormatError:
-        return FormatError(f"{self._fields.where}: {key!r} should {should}, not {value(given)}")
 
-    def time_limit(self) -> float | None:
-        if not self._is_given("time_limit"):
-            return None
-        seconds = self._fields.number("time_limit")
-        if seconds <= 0:
-            raise self._wrong("time_limit", "be above 0", seconds)
-        return seconds
+def _time_limit(fields: Reader, key: str) -> float:
+    seconds = fields.number(key)
+    if seconds <= 0:
+        raise _wrong(fields, key, "be above 0", seconds)
+    return seconds
 
-    def seed(self, default: int) -> int:
-        return self._fields.whole("seed", default)
 
-    def one_of(self, key: str, choices: tuple[str, ...], default: str) -> str:
-        given = self._fields.text(key, default)
+def _one_of(choices: tuple[str, ...]) -> Callable[[Reader, str, str], str]:
+    def read(fields: Reader, key: str, default: str) -> str:
+        given = fields.text(key, default)
         if given not in choices:
-            raise self._wrong(key, f"be one of {', '.join(choices)}", given)
+            raise _wrong(fields, key, f"be one of {', '.join(choices)}", given)
         return given
 
-    def cache(self) -> bool:
-        return self._fields.flag("cache", PlanOptions.cache)
+    return read
 
-    def or_least(self) -> Goal | None:
-        """The budget that the user gave; None: without `or_least`."""
-        if not self._is_given("or_least"):
-            return None
-        try:
-            goal = Goal.from_json(self._fields.table("or_least"))
-        except UsageError as e:
-            raise FormatError(f"{self._fields.where}: 'or_least': {e}") from e
-        if goal.budget is None and goal.fraction is None:
-            raise self._wrong("or_least", "be a budget", goal.to_json())
-        return goal
 
-    def compile(self) -> CompileOptions | None:
-        if not self._is_given("compile"):
-            return None
-        try:
-            return CompileOptions.parse(self._fields.table("compile"))
-        except UsageError as e:
-            raise FormatError(f"{self._fields.where}: {e}") from e
+def _or_least(fields: Reader, key: str, default: bool) -> Goal | None:
+    """The budget that the user gave; None: without `or_least`."""
+    if fields.doc.get(key) is None:
+        return None
+    try:
+        goal = Goal.from_json(fields.table(key))
+    except UsageError as e:
+        raise FormatError(f"{fields.where}: {key!r}: {e}") from e
+    if not goal.is_budget:
+        raise _wrong(fields, key, "be a budget", goal.to_json())
+    return goal
 
-    def name(self, key: str, kind: str) -> str | None:
-        if not self._is_given(key):
-            return None
-        text = self._fields.text(key)
+
+def _compile(fields: Reader, key: str) -> CompileOptions | None:
+    try:
+        return CompileOptions.parse(fields.table(key))
+    except UsageError as e:
+        raise FormatError(f"{fields.where}: {e}") from e
+
+
+def _name(kind: str) -> Callable[[Reader, str, Any], str | None]:
+    def read(fields: Reader, key: str) -> str:
+        text = fields.text(key)
         if not _is_printable(text, NAME_MOST_LETTERS):
-            raise FormatError(f"{self._fields.where}: {value(text)} is no {kind}'s name")
+            raise FormatError(f"{fields.where}: {value(text)} is no {kind}'s name")
         return text
 
-    def names(self, key: str, kind: str) -> tuple[str, ...]:
-        """A list of names. kind : in errors, the things that they name."""
-        names = self._fields.items(key) if key in self._fields.doc else []
+    return _if_given(read)
+
+
+def _names(kind: str) -> Callable[[Reader, str, Any], tuple[str, ...]]:
+    """Reads a list of names. kind : in errors, the things that they name."""
+
+    def read(fields: Reader, key: str, default: tuple[str, ...]) -> tuple[str, ...]:
+        names = fields.items(key) if key in fields.doc else []
         for name in names:
             if not isinstance(name, str) or not _is_printable(name, PATTERN_MOST_LETTERS):
-                raise self._wrong(key, f"be names of {kind}", name)
+                raise _wrong(fields, key, f"be names of {kind}", name)
         if len(names) > PATTERNS_MOST:
-            raise self._wrong(key, f"hold at most {PATTERNS_MOST} names", len(names))
+            raise _wrong(fields, key, f"hold at most {PATTERNS_MOST} names", len(names))
         return tuple(names)
 
-    def state_bytes(self) -> int | None:
-        if not self._is_given("state_bytes"):
-            return None
-        size = self._fields.whole("state_bytes")
-        if size < 0:
-            raise self._wrong("state_bytes", "be at least 0", size)
-        return size
+    return read
+
+
+def _state_bytes(fields: Reader, key: str) -> int:
+    size = fields.whole(key)
+    if size < 0:
+        raise _wrong(fields, key, "be at least 0", size)
+    return size
 
 
 def _name_of(optimizer: Any) -> str | None:
@@ -179,3 +158,23 @@ def _name_of(optimizer: Any) -> str | None:
 
 def _is_printable(text: str, most_letters: int) -> bool:
     return 0 < len(text) <= most_letters and text.isprintable()
+
+
+# The options in the order in which a file has them. A new one is one line here.
+OPTIONS = (
+    Option(PlanOptions, "effort", _one_of(EFFORTS), always=True),
+    Option(PlanOptions, "time_limit", _if_given(_time_limit), always=True),
+    Option(PlanOptions, "seed", Reader.whole, always=True),
+    Option(TraceOptions, "optimizer", _name("optimizer"), _name_of, always=True),
+    Option(PlanOptions, "cache", Reader.flag, bool),
+    Option(PlanOptions, "parity", _one_of(PARITIES)),
+    Option(PlanOptions, "or_least", _or_least),
+    Option(TraceOptions, "loss", _one_of(LOSSES)),
+    Option(TraceOptions, "must_save", _names("submodules"), list),
+    Option(TraceOptions, "unused", _names("results"), list),
+    Option(TraceOptions, "gradients", _one_of(GRADIENTS)),
+    Option(TraceOptions, "compile", _if_given(_compile), CompileOptions.to_json),
+    Option(TraceOptions, "target", _name("device")),
+    Option(TraceOptions, "attention", _name("device")),
+    Option(TraceOptions, "state_bytes", _if_given(_state_bytes)),
+)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from ..ask import Goal, PlanOptions, TraceOptions
+from ..ask import Aim, Goal, PlanOptions, TraceOptions
 from ..printed import name
 from ..shares import COST_WORDS, percent
 from ..sizes import format_bytes
@@ -122,9 +122,19 @@ class Plan(AnyPlan):
         return options_file.to_json(self.options, replace(self.trace_options, state_bytes=state_bytes))
 
     @property
+    def aim(self) -> Aim:
+        """The goal on the plan's graph; a fraction is one of the plain step's activation peak."""
+        return self.goal.aim(self.graph.resident_bytes, self.baseline_activation_bytes)
+
+    @property
+    def limit(self) -> int | None:
+        """The largest peak in bytes that the goal allows, resident bytes included; None: the goal is no budget."""
+        return self.aim.limit
+
+    @property
     def baseline_activation_bytes(self) -> int:
         """activation_peak_bytes of the step that recomputes nothing."""
-        return self.baseline_peak_bytes - self.graph.resident_bytes
+        return self.graph.beside_resident(self.baseline_peak_bytes)
 
     @cached_property
     def arena(self) -> Arena:
@@ -146,7 +156,7 @@ class Plan(AnyPlan):
         """Name of the op that by itself needs what the plan holds at its peak, to within 2 %: below that no schedule
         helps, only splitting the op. "" where there is none."""
         floor = single_op(self.graph)
-        at_floor = self.activation_peak_bytes <= 1.02 * (floor.bytes - self.graph.resident_bytes)
+        at_floor = self.activation_peak_bytes <= 1.02 * self.graph.beside_resident(floor.bytes)
         return self.graph.ops[floor.op].name if at_floor and floor.op is not None else ""
 
     @property

@@ -23,7 +23,7 @@ def sentence(plan: Plan) -> str:
     Of a rewritten step it says so, and for which step the proof holds: "+2.2 % step time (proven: at least +0.1 % for the step
     as rewritten), with 18 smaller saves and 29 ops in 8 slices".
     """
-    limit = plan.goal.limit(plan.graph.resident_bytes, plan.baseline_activation_bytes)
+    limit = plan.limit
     price = f"{percent(plan.overhead)} {COST_WORDS[plan.cost]}"
     if limit is None:
         takes = takes_words(
@@ -99,7 +99,7 @@ def splitting_claim(plan: Plan) -> str:
 
 def least_cost_words(plan: Plan) -> str:
     """The bound on the extra cost within the budget: the value of a table's row; "" where the goal is no budget."""
-    if plan.goal.budget is None and plan.goal.fraction is None:
+    if not plan.goal.is_budget:
         return ""
     return f"{percent_down(plan.least_overhead)} {COST_WORDS[plan.cost]}{_of(plan, ',')}{plan.doubt}"
 

@@ -127,12 +127,11 @@ def offer(step: Step, found: Division, plain: float, limit: int | None, resident
 
     plain : cost of the plain step. limit : bytes that `found` had to keep, without the `resident` ones; None: no budget.
     """
-    s = planner.SETTINGS
-    if limit is None or found.extra < s.steep_overhead * plain:
+    if limit is None or found.extra < planner.STEEP_OVERHEAD * plain:
         return None
-    for x in np.linspace(1.0, s.offer_reach, 4)[1:]:
+    for x in np.linspace(1.0, planner.OFFER_REACH, 4)[1:]:
         larger = divide(step, budget=int(limit * x))
-        if larger is not None and larger.extra <= s.offer_share * found.extra:
+        if larger is not None and larger.extra <= planner.OFFER_SHARE * found.extra:
             return larger.peak_bytes + resident, larger.extra / plain
     return None
 

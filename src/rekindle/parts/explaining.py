@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..explain import Explanation, explain
 from ..explain.holding import peak
-from ..explain.patterns import paths_pattern
+from ..explain.modules import paths_pattern
 from ..explain.screen import SIZES, OnScreen, decimals, number, ruled, shortened, table_screen, table_unit, wrapped
 from ..explain.words import resident_words
 from ..model.schedule import Schedule

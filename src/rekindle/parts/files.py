@@ -167,6 +167,6 @@ def _wrong(plan: PartsPlan) -> str:
         return f"its peak {plan.peak_bytes} is above its goal {plan.goal.budget}"
     if not (0 <= plan.least_overhead <= plan.overhead + plan_files.FILE_EPS and math.isfinite(plan.overhead)):
         return f"its least overhead {plan.least_overhead:g} does not lie between 0 and its overhead {plan.overhead:g}"
-    if not 0 <= plan.solve_seconds <= plan_files.LIMITS.solve_most_s:
+    if not 0 <= plan.solve_seconds <= plan_files.SOLVE_MOST_S:
         return f"no search takes {plan.solve_seconds:g} seconds"
     return ""

@@ -9,7 +9,7 @@ from ..explain.comparison import Comparison, Difference, Sizes
 from ..explain.screen import MIB, aligned, decimals, number, wrapped
 from ..shares import percent, percent_down
 from ..sizes import format_bytes
-from .figures import figure
+from .text import figure
 
 MODULES_MOST = 16
 LONGEST_WORD = 24  # letters of a figure

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import Any
 
 from ..model.any_plan import FACES
+from ..printed import printable
 
 
 def _write_report(*arguments: Any) -> None:
@@ -26,9 +28,17 @@ def _explain(plan: Any) -> Any:
 
 
 def _html(plan: Any) -> str:
-    from .report.notebook import html
+    """HTML of a plan, which a notebook shows: its sentence and its figures; of a whole step, its memory over time too."""
+    from .timeline import memory_timeline
 
-    return html(plan)
+    *rows, sentence = printable(str(plan), keep="\n").split("\n")
+    figures = f"<details><summary>Figures</summary><pre>{escape(chr(10).join(rows))}</pre></details>"
+    picture = ""
+    if plan.kind == "step":
+        picture = memory_timeline(
+            plan.graph, plan.schedule, budget=plan.limit, cost=plan.cost, target=plan.trace_options.target
+        )
+    return f"<div><p><b>{escape(sentence)}</b></p>{figures}{picture}</div>"
 
 
 FACES.update(report=_write_report, snapshot=_write_snapshot, explain=_explain, html=_html)

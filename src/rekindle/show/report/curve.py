@@ -24,21 +24,10 @@ from ..time_axis import TimeAxis
 FRONTIER = "rekindle.frontier/1"
 
 
-@dataclass(frozen=True)
-class CurveSettings:
-    """Guesses that keep a report small and its making short.
-
-    columns : of the memory of each point of the curve.
-    search_s : seconds that the search for a curve may take.
-    most_ops : ops of the largest graph for which a curve is searched unasked.
-    """
-
-    columns: int = 400
-    search_s: float = 5.0
-    most_ops: int = 12_000
-
-
-SETTINGS = CurveSettings()
+# Guesses that keep a report small and its making short.
+COLUMNS = 400  # of the memory of each point of the curve
+SEARCH_MOST_S = 5.0  # for a curve
+UNASKED_MOST_OPS = 12_000  # of the largest graph for which a curve is searched unasked
 
 
 @dataclass(frozen=True)
@@ -87,7 +76,7 @@ def points_of(plan: Plan, frontier: Frontier, weights: np.ndarray, progress: Pro
     UsageError : `frontier` is something else, or one of its plans is for a different graph.
     """
     if frontier is None:
-        frontier = len(plan.graph.ops) <= SETTINGS.most_ops
+        frontier = len(plan.graph.ops) <= UNASKED_MOST_OPS
     if isinstance(frontier, bool):
         frontier = _searched(plan, progress) if frontier else []
     if isinstance(frontier, str) or not isinstance(frontier, Sequence):
@@ -152,7 +141,7 @@ def _contradiction(p: Point) -> str:
 
 def _searched(plan: Plan, progress: Progress) -> list[Plan]:
     options = PlanOptions(
-        Goal(least_memory=True), cost=plan.cost, effort="quick", time_limit=SETTINGS.search_s, seed=plan.options.seed,
+        Goal(least_memory=True), cost=plan.cost, effort="quick", time_limit=SEARCH_MOST_S, seed=plan.options.seed,
         cache=plan.options.cache, progress=progress,
     )  # fmt: skip
     with telling(progress):
@@ -173,7 +162,7 @@ def _is_captured(plan: Plan, graph_hash: str) -> bool:
 
 
 def columns(graph: Graph, schedule: Schedule, weights: np.ndarray) -> tuple[list[float], list[int]]:
-    """The memory of a schedule in `SETTINGS.columns` stretches of equal time: the end of each, and the most bytes in it.
+    """The memory of a schedule in `COLUMNS` stretches of equal time: the end of each, and the most bytes in it.
 
     weights : float64 [ops], the time of one run of each op.
     """
@@ -183,7 +172,7 @@ def columns(graph: Graph, schedule: Schedule, weights: np.ndarray) -> tuple[list
     if not len(ends) or not ends[-1]:
         return [], []
     # a run belongs to the column in which it ends
-    column = np.minimum((ends / ends[-1] * SETTINGS.columns).astype(np.int64), SETTINGS.columns - 1)
+    column = np.minimum((ends / ends[-1] * COLUMNS).astype(np.int64), COLUMNS - 1)
     starts = np.flatnonzero(np.diff(column, prepend=-1))
     last = np.append(starts[1:], len(ends)) - 1
     return [float(f"{x:.5g}") for x in ends[last]], np.maximum.reduceat(memory, starts).tolist()

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ...explain import holding
-from ...explain.holders import RESIDENT, holders
+from ...explain.holding import RESIDENT, holders
 from ...explain.loss import loss_ops
-from ...explain.modules import folded_paths
-from ...explain.patterns import paths_pattern
+from ...explain.modules import folded_paths, paths_pattern
 from ...explain.rows import forward_tree
 from ...model import rewriting_words, verdict
 from ...model.graph import Graph
@@ -80,12 +79,11 @@ def _part(plan: Plan, curve: Sequence[Point], strings: Strings, title: str) -> d
     time = time_axis(plan)
     patterns = folded_paths(forward_tree(graph, loss_ops(graph)))
     held = [MemoryByPart.of(graph, s) for s in (Schedule.baseline(graph), plan.schedule)]
-    limit = plan.goal.limit(graph.resident_bytes, plan.baseline_activation_bytes)
     return {
         "title": title, "sentence": plan.sentence, "facts": _facts(plan), "claims": _claims(plan),
-        "resident": graph.resident_bytes, "budget": limit, "bound": plan.bound_bytes, "peak": plan.peak_bytes,
+        "resident": graph.resident_bytes, "budget": plan.limit, "bound": plan.bound_bytes, "peak": plan.peak_bytes,
         "plainPeak": plan.baseline_peak_bytes, "overhead": plan.overhead, "gap": plan.gap,
-        "least": plan.least_overhead, "isBudget": limit is not None, "verified": plan.verified,
+        "least": plan.least_overhead, "isBudget": plan.goal.is_budget, "verified": plan.verified,
         "unit": time.unit, "cost": plan.cost, "timeTitle": time.title, "costWords": COST_WORDS[plan.cost],
         "ops": _ops(graph, time, strings),
         "tracks": [_track(x, h) for x, h in zip(("plain", "planned"), held, strict=True)],
@@ -127,7 +125,7 @@ def _facts_of_parts(plan: PartsPlan) -> list[list[str]]:
 def _claims(plan: Plan) -> list[list[str]]:
     """The certificate as rows of (name, words)."""
     rows = [["smallest peak", f"{verdict.peak_claim(plan)} (gap {plan.gap:.1%})".replace("%)", " %)")]]
-    if plan.goal.budget is not None or plan.goal.fraction is not None:
+    if plan.goal.is_budget:
         rows.append(["least extra cost in the budget", verdict.cost_claim(plan)])
     rows.append(["bound on the peak", verdict.bound_words(plan)])
     if plan.splitting_op:

@@ -14,10 +14,9 @@ from torch import nn
 
 from ... import notices
 from ...ask import PlanOptions
-from ...carrying import ANOTHER_GRAPH, CARRIED, Replanned
+from ...carrying import ANOTHER_GRAPH, CARRIED, Replanned, carried
 from ...compiling import Compiled, CompileOptions
 from ...errors import PlanMismatch
-from ...model.carry import carried
 from ...model.plan import Plan
 from ...model.schedule import Schedule
 from ...parts.files import from_text as plan_from_text
@@ -151,8 +150,7 @@ def apply_parts(model: nn.Module, plan: PartsPlan, on_new_shape: str, check: boo
     """
     with without_caches(model, plan.keeps_caches):  # as in a step, since the plans are for modules in that state
         forwards = _forwards(model, plan, on_new_shape, check)
-    is_budget = plan.goal.budget is not None or plan.goal.fraction is not None
-    root = PartsForward(model, plan, on_new_shape == "plan" and is_budget)
+    root = PartsForward(model, plan, on_new_shape == "plan" and plan.goal.is_budget)
     for module, forward in forwards:
         forward.take_over(module)
         unused.used(module)  # a step may leave it out

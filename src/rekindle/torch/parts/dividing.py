@@ -312,7 +312,6 @@ class Dividing:
         plain = self.choices.plain_cost(step.calls)
         self.seconds = plain + division.extra
         parts, used = self.choices.parts(division.chosen)
-        budget = goal.budget is not None or goal.fraction is not None
         return PartsPlan(
             module_name=class_name(self.model),
             parts=tuple(parts),
@@ -321,7 +320,7 @@ class Dividing:
             resident_bytes=self.resident,
             baseline_peak_bytes=None if self.plain_peak is None else self.plain_peak + self.resident,
             overhead=division.extra / plain,
-            least_overhead=min(division.bound, division.extra) / plain if budget else 0.0,
+            least_overhead=min(division.bound, division.extra) / plain if goal.is_budget else 0.0,
             goal=goal,
             cost=self.options.cost,
             covered=covered(self.model, self._covers(before, used, step, division), self.found.plain),

@@ -11,7 +11,7 @@ import torch
 from ...parts.ways import Figures
 from ..compiled.stage import Stage
 from ..measure.as_before import as_before
-from ..measure.levels import Levels
+from ..measure.memory import Levels
 from ..run.sample import copies, owned
 from ..tensors import tree
 from ..tensors.op_tensors import storage_of

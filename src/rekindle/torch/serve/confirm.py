@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from ... import notices
-from ...ask import Goal
+from ...ask import Aim, Goal
 from ...certify import Claim, least_overhead
 from ...errors import InfeasibleBudget, ParityError
 from ...infeasible import bound_words, choices, floor_of
@@ -110,7 +110,7 @@ def _as_asked(plan: Plan, goal: Goal, limit: int) -> Plan:
     if goal == plan.goal:
         return plan
     own = in_own_terms(plan)
-    claim = Claim(own.graph, own.graph.weights(own.cost), own.goal, limit, own.peak_bytes, own.overhead)
+    claim = Claim(own.graph, own.graph.weights(own.cost), Aim(limit), own.peak_bytes, own.overhead)
     least = least_overhead(claim, (0.0,))
     asked = replace(plan.options, goal=goal)
     own = replace(

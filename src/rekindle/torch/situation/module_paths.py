@@ -109,7 +109,7 @@ def _stack(n: fx.Node) -> Any:
 
 
 def printable(name: str) -> str:
-    """A module's name for use in an op's name (`model.traced_names`) or a comment: one line, without "|". Different names
+    """A module's name for use in an op's name (`model.op_names`) or a comment: one line, without "|". Different names
     stay different."""
     if name.isprintable() and "|" not in name and "\\" not in name:
         return name

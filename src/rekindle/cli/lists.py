@@ -1,14 +1,18 @@
-"""The command `solvers`: every solver in one line, or the details of some. Imports no torch."""
+"""The commands that list what others take by name: `solvers` and `zoo`. They import no torch."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
 from .. import registry
+from ..errors import UsageError
 from ..problem import Solver
 from ..show import text
+from ..zoo import SUITES
+from ..zoo.listing import listing
 from . import completing
 from .answer import Answer
 from .options import Json
@@ -21,11 +25,7 @@ Names = Annotated[
         autocompletion=completing.solvers,
     ),
 ]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command()(solvers)
+Suite = Annotated[str | None, typer.Option(metavar="NAME", help=f"Only the models of this suite: {', '.join(SUITES)}.")]
 
 
 def solvers(names: Names = None, json: Json = False) -> Answer:
@@ -42,3 +42,11 @@ def _entry(s: Solver) -> dict[str, Any]:
         "name": s.name, "graphs": s.graphs, "objective": s.objective, "optimal": s.optimal or False,
         "complexity": s.complexity, "citation": s.citation,
     }  # fmt: skip
+
+
+def zoo(suite: Suite = None, json: Json = False) -> Answer:
+    """List the models of the zoo: suite, default batch, parameters. Commands take them as zoo:NAME."""
+    if suite is not None and suite not in SUITES:
+        raise UsageError(f"--suite {suite!r} is unknown; choose one of {', '.join(SUITES)}")
+    models = [m for m in listing() if suite in (None, m.suite)]
+    return Answer({"models": [asdict(m) for m in models]}, lambda: [text.zoo_table(models)])

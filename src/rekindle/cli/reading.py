@@ -1,4 +1,4 @@
-"""The command `report`: a plan file as one HTML page. Imports no torch."""
+"""The commands that read plan files: `explain`, `compare` and `report`. They import no torch."""
 
 from __future__ import annotations
 
@@ -8,17 +8,22 @@ from typing import Annotated
 import typer
 
 from ..errors import UsageError
+from ..explain.comparison import compare as compare_plans
+from ..model.files import write_text
 from ..printed import name, value
 from ..progress import announce, telling
+from ..show.compared import compared_view
 from ..show.report.curve import Frontier, points_of_file
 from ..show.report.make import proven, write_report
 from .answer import Answer, Whole
 from .models import is_stream, load_plan
-from .options import Json, check_writable
+from .options import Json, Out, check_writable
 
 PlanFile = Annotated[
     Path, typer.Argument(metavar="PLAN", help="A plan file, as `rekindle plan --out` or plan.save writes it.")
 ]
+PlanA = Annotated[Path, typer.Argument(metavar="PLAN_A", help="A plan file.")]
+PlanB = Annotated[Path, typer.Argument(metavar="PLAN_B", help="The plan file to set beside it.")]
 Html = Annotated[Path | None, typer.Option(metavar="FILE", help="File to write. Default: the plan's name with .html.")]
 Curve = Annotated[
     str,
@@ -29,9 +34,29 @@ Curve = Annotated[
 SEARCHES: dict[str, Frontier] = {"auto": None, "quick": True, "none": False}
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command()(report)
+def explain(plan: PlanFile, out: Out = None, json: Json = False) -> Answer:
+    """Explain a plan by module: kept, recomputed, MiB saved, ms added, and who holds the peak.
+
+    Repeated layers are one row. --out writes what is printed to a text file.
+    """
+    check_writable(out, reads=[plan])
+    with telling(None):
+        read = load_plan(plan)
+        announce(None, f"explaining {name(str(plan))}")
+        explanation = read.explain()
+    if out is not None:
+        write_text(out, f"{explanation}\n")
+    wrote = [] if out is None else [Whole(f"wrote {name(str(out))}")]
+    return Answer(explanation.to_json(), lambda: [Whole(str(explanation)), *wrote])
+
+
+def compare(a: PlanA, b: PlanB, json: Json = False) -> Answer:
+    """Set two plans side by side: figures, the modules that differ, and where their graphs differ."""
+    with telling(None):
+        one, two = load_plan(a), load_plan(b)
+        announce(None, "comparing the plans")
+        found = compare_plans(one, two, (str(a), str(b)))
+    return Answer(found.to_json(), lambda: compared_view(found))
 
 
 def report(plan: PlanFile, html: Html = None, frontier: Curve = "auto", json: Json = False) -> Answer:

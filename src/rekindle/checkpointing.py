@@ -1,0 +1,176 @@
+"""How `checkpoint` makes a plan: the module runs once, is planned whole or in parts, and a measured step checks the plan."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from . import accept, allowance, notices
+from .arguments import choice, flag
+from .ask import GRADIENTS, LOSSES, Goal, PlanOptions, TraceOptions
+from .errors import TraceError, UsageError
+from .infeasible import or_least
+from .model.plan import Plan
+from .parts.plan import PartsPlan
+from .progress import announce, telling
+from .torch import accept as torch_accept
+from .torch.measure.memory import old_objects_aside
+from .torch.measure.probe import probe
+from .torch.measure.trial import for_later_calls
+from .torch.parts.applied import parts_taken_off
+from .torch.parts.for_all import Request, parts_for_all
+from .torch.serve.confirm import confirm
+from .torch.serve.planned import NEW_SHAPE, set_aside
+from .torch.trace import Trace, arguments_of_call, call_arguments, plain_forward, trace
+
+log = logging.getLogger("rekindle")
+_GOALS = ("budget", "max_overhead", "minimize")
+_SEARCH = ("solver", "cost", "effort", "time_limit", "seed", "cache", "parity", "or_least", "progress")
+FIRST_CALLS_SHARE = 0.25  # of the allowance, for the plan of a first call that another plan follows; a guess
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The arguments of one call of `checkpoint`, checked.
+
+    parts : paths of the submodules that the user names; None: none are named.
+    """
+
+    options: PlanOptions
+    captured: TraceOptions
+    parts: tuple[str, ...] | None
+    strict: bool
+    check: bool
+    on_new_shape: str
+
+    @classmethod
+    def of(cls, model: nn.Module, given: Mapping[str, Any]) -> Asked:
+        """The arguments by their names, defaults included.
+
+        Raises
+        ------
+        UsageError : one of them is invalid, or two exclude each other.
+        """
+        goal = Goal.parse(*(given[k] for k in _GOALS))
+        options = accept.search(PlanOptions(goal, **{k: given[k] for k in _SEARCH}))
+        choice("on_new_shape", given["on_new_shape"], NEW_SHAPE)
+        flag("check", given["check"])
+        choice("loss", given["loss"], LOSSES)
+        choice("gradients", given["gradients"], GRADIENTS)
+        torch_accept.module(model)
+        torch_accept.optimizer(given["optimizer"])
+        must_save = torch_accept.must_save(model, given["must_save"])
+        flag("strict", given["strict"])
+        parts = None if given["parts"] is None else torch_accept.parts(model, given["parts"])
+        unused = accept.unused(given["unused"])
+        if unused and parts is not None:
+            raise UsageError(
+                f"unused={list(unused)} is for a plan of the whole model; with parts=, the model itself makes its results. "
+                "Leave out one of the two"
+            )
+        captured = TraceOptions(
+            given["loss"],
+            optimizer=given["optimizer"],
+            must_save=must_save,
+            unused=unused,
+            gradients="kept" if goal.fraction is not None else given["gradients"],  # a fraction leaves them out
+            compile=accept.compiled(given["compile"], options, given["strict"], must_save),
+        )
+        return cls(options, captured, parts, given["strict"], bool(given["check"]), given["on_new_shape"])
+
+    def trace(self, model: nn.Module, sample: Any) -> Trace:
+        """The step of the model, captured as was asked."""
+        how = self.captured
+        return trace(
+            model, sample, loss=how.loss, optimizer=how.optimizer, must_save=how.must_save, unused=how.unused,
+            gradients=how.gradients, progress=self.options.progress,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Checkpointing:
+    """One call of `checkpoint`. plan_for : makes the plan of a trace for these options."""
+
+    model: nn.Module
+    sample: Any
+    asked: Asked
+    plan_for: Callable[[Trace, PlanOptions], Plan]
+
+    def planned(self) -> tuple[Plan | PartsPlan, Plan | None]:
+        """(the plan, the plan of all calls but the first where these find the module in another state, else None).
+
+        The two are the same plan where the first call has none. The model is as it was.
+        """
+        model, asked, progress = self.model, self.asked, self.asked.options.progress
+        compiled = asked.captured.compile
+        alone = torch_accept.alone("checkpoint", model, progress)
+        with (
+            alone, telling(progress), allowance.shared(progress), old_objects_aside(), parts_taken_off(model), set_aside(model),
+        ):  # fmt: skip
+            sharded = torch_accept.fully_sharded(model, compiled, asked.strict)
+            moves = asked.check and sharded is None and self._first_call_moves()
+            request = Request(model, self.sample, asked.options, asked.captured, asked.check, asked.parts, sharded)
+            if asked.parts is None and sharded is None and compiled is None:
+                found, later = self._whole_or_parts(request, moves)
+            else:
+                found, later = parts_for_all(request), None
+            if found.kind == "step" and later is None and found.trace.lowered.captured.settles and not found.trace.fake:
+                # The first call sets attributes that every later call finds: the plan should be for those later calls.
+                later = self._for_later_calls(None)
+            if found.kind == "parts":
+                self._say_parts(found)
+        if found.offer is not None or found.options.missed(found.goal) is not None:
+            self._say(found.sentence)
+        return found, later
+
+    def _first_call_moves(self) -> bool:
+        """Whether the first call moves or reshapes tensors of the model."""
+        announce(self.asked.options.progress, "running the module once, unplanned")
+        torch_accept.measurable(self.model, *(arguments := call_arguments(self.sample)))
+        with torch_accept.gradients_on():
+            return probe(self.model, *arguments, plain_forward(self.model))
+
+    def _whole_or_parts(self, request: Request, moves: bool) -> tuple[Plan | PartsPlan, Plan | None]:
+        later = self._for_later_calls(None) if moves else None
+        try:
+            return later or self._whole(), later
+        except TraceError as e:
+            if not moves:
+                later = self._for_later_calls(e)
+            if later is None and self.asked.strict:
+                raise
+            return later or parts_for_all(replace(request, error=e)), later
+
+    def _for_later_calls(self, error: TraceError | None) -> Plan | None:
+        call = arguments_of_call(self.model, self.sample)
+        return for_later_calls(self.model, *call, self._whole, error)
+
+    def _whole(self) -> Plan:
+        """The plan of the whole model, as it is now."""
+        traced = self.asked.trace(self.model, self.sample)
+        allowance.of_step(float(traced.graph.weights("seconds").sum()))
+        # Where the first call sets attributes that later calls find, a plan for these follows.
+        with allowance.part(FIRST_CALLS_SHARE if traced.lowered.captured.settles else 1.0):
+            return or_least(self.asked.options, lambda options: self._confirmed(traced, options))
+
+    def _confirmed(self, traced: Trace, options: PlanOptions) -> Plan:
+        found = self.plan_for(traced, options)
+        if self.asked.check and not traced.fake:
+            announce(options.progress, "checking the plan by a measured step")
+            again = lambda goal: self.plan_for(traced, replace(options, goal=goal))  # noqa: E731
+            found, checked = confirm(self.model, self.sample, found, again)
+            log.info("%s; measured within %+.2f %%", found.sentence, 100 * checked.peak_error)
+        return found
+
+    def _say_parts(self, found: PartsPlan) -> None:
+        unused = self.asked.captured.unused
+        makes = f"; it makes all results, {', '.join(unused)} too" if unused and not found.stages else ""
+        self._say(f"{found.covered}{makes}")
+        log.info(found.sentence)
+
+    def _say(self, words: str) -> None:
+        notices.say(f"{type(self.model).__name__}: {words}", aloud=self.asked.options.progress is not False)
