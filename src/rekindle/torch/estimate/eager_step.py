@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ...errors import RekindleError
-from ..capture.attempts import SETTINGS, failing_class
+from ..capture.attempts import KINDS_MOST, failing_class
 from ..capture.capture import quiet
 from ..capture.compiling_flag import as_if_compiling
 from ..capture.trace_errors import trace_error
@@ -90,7 +90,7 @@ def run(
     """
     told: list[type[nn.Module]] = []
     failed: Exception | None = None
-    while len(told) <= SETTINGS.kinds_most:
+    while len(told) <= KINDS_MOST:
         made = twin(model, *call, options.optimizer)
         try:
             with as_if_compiling(told):

@@ -19,10 +19,10 @@ from ...progress import announce
 from ...sizes import format_bytes
 from .. import accept
 from ..operators.own_ops import workspace_bytes
-from ..plan_rewritten import plan_rewritten
 from ..private import is_fake
 from ..run import stages
 from ..serve.confirm import bookkeeping
+from ..serve.plan_rewritten import plan_rewritten
 from ..tensors import tree
 from ..tensors.op_tensors import tensors_in
 from ..trace import Trace, trace

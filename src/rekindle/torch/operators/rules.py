@@ -144,7 +144,7 @@ class _GradModeCall:
 
 
 class _ShapeCall:
-    """Runs a kernel that reads an argument for its shape only, where a stand-in without memory is given (`rewrite.shape_only`).
+    """Runs a kernel that reads an argument for its shape only, where a stand-in without memory is given (`capture.shape_only`).
 
     A GPU's kernel would make a contiguous copy of the stand-in; here the result itself, not yet written, takes its place.
     """

@@ -13,14 +13,7 @@ from ...model.rewriting import SAVES, SLICES, WHERE_MOST_LETTERS, Dims, Rewrite
 from ...printed import printable
 from ..capture.captured import Captured
 from ..operators.node_tensors import storage_bytes, tensors_of
-
-aten = torch.ops.aten
-# op that reads a smaller save -> (what is saved, of which layer)
-_SAVED = {
-    aten.threshold_backward.default: ("signs", "ReLU"),
-    aten.native_dropout_backward.default: ("masks", "dropout"),
-    aten.max_pool2d_with_indices_backward.default: ("offsets", "pool"),
-}
+from .unsliced import SMALLER
 
 
 def told(c: Captured, step: Rewrite) -> Rewrite:
@@ -57,7 +50,7 @@ def span_of(paths: Sequence[str]) -> str:
 
 
 def _saved(nodes: Sequence[fx.Node]) -> str:
-    counts = Counter(_SAVED[n.target] for n in nodes if n.target in _SAVED)  # type: ignore[index]
+    counts = Counter(SMALLER[n.target].words for n in nodes if n.target in SMALLER)
     return ", ".join(f"{what} of {n:,} {layer}{'' if n == 1 else 's'}" for (what, layer), n in counts.items())
 
 

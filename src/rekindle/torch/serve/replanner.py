@@ -25,7 +25,7 @@ from ...sizes import format_bytes
 from ..capture.trace_errors import OF_FIRST_CALLS
 from ..measure import trial
 from ..measure.witness import Witness
-from ..rewritten import with_sums_here
+from ..rewrite.rewritten import with_sums_here
 from ..run.bound import Bound
 from ..run.communication import communicates
 from ..situation.numbers import Place, name_of, read
