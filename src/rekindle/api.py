@@ -105,9 +105,8 @@ def _plan_for(what: Trace | Graph, options: PlanOptions) -> Plan:
     if isinstance(what, Graph):
         return plan_graph(what, options)
     from .torch import accept as torch_accept
-    from .torch import gradients
-    from .torch.plan_rewritten import plan_rewritten
-    from .torch.serve.plan_trace import plan_trace
+    from .torch.serve.plan_rewritten import plan_rewritten
+    from .torch.serve.plan_trace import plan_trace, with_gradients_said
     from .torch.tensors.lock import LOCK
 
     torch_accept.process("plan", 3)
@@ -117,13 +116,13 @@ def _plan_for(what: Trace | Graph, options: PlanOptions) -> Plan:
         return plan_rewritten(traced, options, partial(plan_trace, make=plan_graph))
 
     with LOCK.planning(f"plans {what.module_name}", progress=options.progress):
-        return make() if options.goal.budget is None else gradients.planned(traced, make)
+        return make() if options.goal.budget is None else with_gradients_said(traced, make)
 
 
 def replan_with(traced: Trace, options: PlanOptions, known: Sequence[Plan]) -> Replanned:
     """A plan in the middle of a run, where plans of the same module are `known`: see `carrying.replan_graph`. The step is
     rewritten as those of known plans are."""
-    from .torch.plan_rewritten import rewritten_alike
+    from .torch.serve.plan_rewritten import rewritten_alike
     from .torch.serve.plan_trace import plan_trace
 
     how = RECEIVED

@@ -26,8 +26,7 @@ from rekindle.torch.rewrite.apply import rewritten
 from rekindle.torch.rewrite.candidates import Rewrites
 from rekindle.torch.rewrite.finding import Allowed
 from rekindle.torch.rewrite.probe import Bits
-from rekindle.torch.rewrite.region import Region, handed_over_whole, is_slice, units
-from rekindle.torch.rewrite.regions import adds_up, grown
+from rekindle.torch.rewrite.region import Region, adds_up, grown, handed_over_whole, is_slice, units
 from rekindle.torch.trace import Trace
 from rewritten_steps import OPTIONS, as_rewrite, convolutions, plan_of, tokens, traced
 from strategies import examples
@@ -55,8 +54,9 @@ goals = st.one_of(
 def small_tensors_count() -> Any:
     """Regions and saves of tensors of a few bytes, and no tensor that is put together by one `cat`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(candidates, "SETTINGS", replace(candidates.SETTINGS, convolution_share=0.01, save_share=0.0))
-        patch.setattr(slices, "SETTINGS", slices.SliceSettings(joined_most_bytes=2048))
+        patch.setattr(candidates, "CONVOLUTION_SHARE", 0.01)
+        patch.setattr(candidates, "SAVE_SHARE", 0.0)
+        patch.setattr(slices, "JOINED_MOST_BYTES", 2048)
         yield
 
 
@@ -105,9 +105,8 @@ def found(plain: Trace, parity: str, count: int) -> tuple[Rewrite, ...]:
     """The rewrites that planning finds, in so many slices."""
     close = parity == "close"
     with pytest.MonkeyPatch.context() as patch:
-        few = replace(finding.SETTINGS, slices=count, rounds_most=3)
-        patch.setattr(finding, "SETTINGS", few)
-        patch.setattr(candidates, "FINDING", few)
+        patch.setattr(finding, "SLICES_USUAL", count)
+        patch.setattr(candidates, "REGIONS_MOST", 3)
         may = (lambda n, cut: True) if close else (lambda n, cut: not adds_up(cut))
         return Rewrites(plain.lowered, plain_activation_bytes(plain.graph)).in_slices(
             Allowed(may, None if close else Bits(), far=True)

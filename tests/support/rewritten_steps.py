@@ -18,7 +18,7 @@ from rekindle.planner import plan_graph
 from rekindle.torch.rewrite.closeness import sums
 from rekindle.torch.rewrite.probe import Bits
 from rekindle.torch.rewrite.region import Region
-from rekindle.torch.rewritten import with_rewrites
+from rekindle.torch.rewrite.rewritten import with_rewrites
 from rekindle.torch.run import stages
 from rekindle.torch.serve.plan_trace import bookkeeping
 from rekindle.torch.trace import Trace, call_arguments, trace_call

@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import rekindle
+from rekindle.torch.capture.editing import Editor
 from rekindle.torch.measure.as_before import same
-from rekindle.torch.rewrite.editing import Editor
 
 Loss = torch.Tensor
 LEAST: dict[str, Any] = {"minimize": "memory", "solver": "every", "progress": False}

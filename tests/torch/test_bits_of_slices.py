@@ -21,7 +21,7 @@ from rekindle.torch.operators.cuts import SUM, Cut, cuts_of
 from rekindle.torch.operators.known_bits import by_construction, known
 from rekindle.torch.operators.record import EVERYWHERE
 from rekindle.torch.operators.table import OPERATORS, record_of
-from rekindle.torch.rewrite import answers, probe, slice_runs
+from rekindle.torch.rewrite import probe, slice_runs
 from rekindle.torch.rewrite.probe import Bits, probed
 from rekindle.torch.rewrite.slice_runs import edges_of
 from strategies import examples
@@ -31,7 +31,7 @@ aten: Any = torch.ops.aten
 
 @pytest.fixture(autouse=True)
 def nothing_known(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "_SESSION", {})
+    monkeypatch.setattr(probe, "_SESSION", {})
 
 
 def case(name: str, sizes: Sizes, dtype: torch.dtype) -> fx.Node:
@@ -232,7 +232,7 @@ def test_of_a_large_op_some_slices_run_once(monkeypatch: pytest.MonkeyPatch) -> 
     cut = cut_of(node, (None, 0, None))
     for large_bytes in (2**30, 1):
         monkeypatch.setattr(probe, "SETTINGS", replace(probe.SETTINGS, large_bytes=large_bytes))
-        answers._SESSION.clear()
+        probe._SESSION.clear()
         assert [Bits().same(node, cut, k) for k in (4, 36)] == [True, False]
     assert ran == [
         (0, False, False), (1, False, True), (2, False, True), (0, False, False),
@@ -294,7 +294,7 @@ def test_answers_are_read_back(cache: Path, monkeypatch: pytest.MonkeyPatch) -> 
     bits.save()
     (file,) = cache.glob("bits-*.json")
     assert sorted(json.loads(file.read_text())["same"].values()) == [False, True]
-    answers._SESSION.clear()  # as a new process would start
+    probe._SESSION.clear()  # as a new process would start
     monkeypatch.setattr(probe, "probed", lambda *_: pytest.fail("it runs again"))
     assert [Bits().same(node, cut, k) for k in (2, 32)] == found
     with pytest.raises(pytest.fail.Exception):
@@ -319,19 +319,19 @@ def test_a_damaged_file_counts_as_empty_and_is_written_anew(cache: Path, damage:
         (file,) = cache.glob("bits-*.json")
         assert list(json.loads(file.read_text())["same"].values()) == [True]
         file.write_text(damage(file.read_text()), encoding="latin-1")
-        answers._SESSION.clear()
+        probe._SESSION.clear()
 
 
 def test_answers_of_other_processes_stay(cache: Path) -> None:
-    one, two = answers.Answers("here"), answers.Answers("here")
-    answers._SESSION.clear()
+    one, two = probe.Answers("here"), probe.Answers("here")
+    probe._SESSION.clear()
     one.put("a", True)
     two.put("b", False)
     one.save()
     two.save()
-    answers._SESSION.clear()
-    assert [answers.Answers("here").get(k) for k in "ab"] == [True, False]
-    assert answers.Answers("elsewhere").get("a") is None
+    probe._SESSION.clear()
+    assert [probe.Answers("here").get(k) for k in "ab"] == [True, False]
+    assert probe.Answers("elsewhere").get("a") is None
 
 
 def test_fractions_among_arguments_are_part_of_the_question() -> None:
@@ -353,7 +353,7 @@ def test_on_a_gpu_slices_are_probed_with_deterministic_algorithms_too(
     seen: list[bool] = []
     ways = probe._ways(torch.device(device))
     monkeypatch.setattr(probe, "_ways", lambda _: ways)
-    monkeypatch.setattr(probe, "SETTINGS", replace(probe.SETTINGS, rounds=1))
+    monkeypatch.setattr(probe, "SETTINGS", replace(probe.SETTINGS, runs=1))
     monkeypatch.setattr(probe, "probed", lambda *_: seen.append(torch.are_deterministic_algorithms_enabled()) is None)
     linear = node(aten.addmm.default, torch.randn(8), torch.randn(64, 16), torch.randn(16, 8))
     assert Bits().same(linear, next(c for c in cuts_of(linear) if c.outs == (0,)), 2)

@@ -11,14 +11,16 @@ import torch
 from torch import nn
 
 import rekindle
-from rekindle.ask import Goal
+from rekindle import variants
+from rekindle.ask import Goal, PlanOptions
 from rekindle.model.floor import single_op
 from rekindle.model.plan import Plan
 from rekindle.planner import plan_graph
-from rekindle.torch import plan_rewritten
 from rekindle.torch import trace as trace_module
 from rekindle.torch.costs.node_costs import Cost
 from rekindle.torch.rewrite.candidates import Rewrites
+from rekindle.torch.rewrite.family import Variants
+from rekindle.torch.serve.plan_rewritten import plan_rewritten
 from rekindle.torch.trace import Trace
 from rewritten_steps import OPTIONS, convolutions, traced
 
@@ -32,13 +34,13 @@ class Searches:
         self.captured = captured
         self.searched: list[str] = []
 
-    def make(self, made: Trace, options: plan_rewritten.PlanOptions) -> Plan:
+    def make(self, made: Trace, options: PlanOptions) -> Plan:
         self.searched.append("captured" if made.graph.hash == self.captured.graph.hash else "rewritten")
         return plan_graph(made.graph, options)
 
     def plan(self, goal: Goal) -> Plan:
         self.searched.clear()
-        return plan_rewritten.plan_rewritten(self.captured, replace(AUTO, goal=goal), self.make)
+        return plan_rewritten(self.captured, replace(AUTO, goal=goal), self.make)
 
 
 def one_large_layer() -> Searches:
@@ -73,7 +75,7 @@ def test_within_a_roomy_budget_no_rewrites_are_looked_for(monkeypatch: pytest.Mo
     searches = many_equal_layers()
     monkeypatch.setattr(Rewrites, "smaller_saves", lambda *_: pytest.fail("rewrites are looked for"))
     plan = searches.plan(Goal(fraction=0.5))
-    assert plan.overhead > plan_rewritten.SETTINGS.cheap
+    assert plan.overhead > variants.CHEAP_OVERHEAD
     assert searches.searched == ["captured"]
 
 
@@ -82,11 +84,11 @@ def test_a_rewritten_step_is_searched_if_it_can_cost_less(overhead: float, may: 
     """No schedule costs less than one that recomputes nothing."""
     searches = one_large_layer()
     options = replace(AUTO, goal=Goal(fraction=1.0))
-    choice = plan_rewritten._Choice(searches.captured, options, searches.make)
-    made = choice._traced(choice.smaller_saves)
+    choice = variants.Choice(Variants(searches.captured, options, searches.make), options)
+    made = choice.graph(choice.smaller_saves)
     plan = replace(plan_graph(searches.captured.graph, options), overhead=overhead)
     assert made is not None
-    assert choice._may_beat(made, options.goal, plan, plan.peak_bytes) == may
+    assert choice.may_beat(made, options.goal, plan, plan.peak_bytes) == may
 
 
 def test_of_plans_of_equal_memory_the_cheaper_one_is_taken() -> None:
@@ -95,7 +97,7 @@ def test_of_plans_of_equal_memory_the_cheaper_one_is_taken() -> None:
     goal = Goal(max_overhead=0.5)
     options = replace(AUTO, goal=goal, cost="unit")
     captured = plan_graph(searches.captured.graph, options)
-    plan = plan_rewritten.plan_rewritten(searches.captured, options, searches.make)
+    plan = plan_rewritten(searches.captured, options, searches.make)
     assert (plan.peak_bytes, plan.overhead) <= (captured.peak_bytes, captured.overhead)
 
 
@@ -151,7 +153,7 @@ def test_where_packing_is_dear_the_step_is_rewritten_without_smaller_saves(monke
     )  # fmt: skip
     captured = rekindle.trace(net, torch.rand(8, 16, 32, 32, requires_grad=True), target="rtx2080ti", progress=False)
     options = replace(AUTO, goal=Goal(max_overhead=0.3), cost="seconds")
-    plan = plan_rewritten.plan_rewritten(captured, options, lambda made, o: plan_graph(made.graph, o))
+    plan = plan_rewritten(captured, options, lambda made, o: plan_graph(made.graph, o))
     assert plan.rewriting is not None
     assert not plan.rewriting.ops_of("saves")
     assert plan.peak_bytes < plan_graph(captured.graph, options).peak_bytes
@@ -167,7 +169,7 @@ def test_where_slices_that_round_bring_little_those_of_the_same_bits_are_tried(m
     assert bitwise.rewriting.slices
     real = Rewrites.in_slices
     monkeypatch.setattr(Rewrites, "in_slices", lambda self, allowed: real(self, allowed) if allowed.bits else ())
-    close = plan_rewritten.plan_rewritten(
+    close = plan_rewritten(
         searches.captured, replace(AUTO, goal=goal, parity="close"), lambda made, o: plan_graph(made.graph, o)
     )
     assert close.peak_bytes <= bitwise.peak_bytes

@@ -25,7 +25,7 @@ from rekindle.plan_files import from_document
 from rekindle.torch.rewrite.candidates import Rewrites
 from rekindle.torch.rewrite.finding import Allowed
 from rekindle.torch.rewrite.probe import Bits
-from rekindle.torch.rewrite.regions import adds_up
+from rekindle.torch.rewrite.region import adds_up
 from rewritten_steps import OPTIONS, convolutions, plan_of, tokens, traced
 from strategies import examples
 

@@ -10,12 +10,13 @@ from torch import fx, nn
 
 from rekindle.model.rewriting import SLICES
 from rekindle.own_terms import plain_activation_bytes
+from rekindle.torch.capture import editing
 from rekindle.torch.capture.captured import Captured
+from rekindle.torch.capture.editing import FreshResults, fake_result
 from rekindle.torch.operators.node_tensors import tensors_of
-from rekindle.torch.rewrite import candidates, editing, fresh_results
+from rekindle.torch.rewrite import candidates
 from rekindle.torch.rewrite.candidates import Rewrites
 from rekindle.torch.rewrite.finding import Allowed
-from rekindle.torch.rewrite.fresh_results import FreshResults, value
 from rekindle.torch.trace import Trace
 from rewritten_steps import convolutions, tokens, traced
 
@@ -29,7 +30,7 @@ class Kernels(FreshResults):
     """Asks the fake kernel for each result."""
 
     def of(self, n: fx.Node) -> Any:
-        return value(n)
+        return fake_result(n)
 
 
 def layouts(c: Captured) -> list[Any]:
@@ -56,7 +57,7 @@ def in_slices(plain: Trace) -> Captured:
 def test_a_step_in_slices_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = traced(*NETS[name]())
     kernels = []
-    monkeypatch.setattr(fresh_results, "value", lambda n: kernels.append(n) or value(n))
+    monkeypatch.setattr(editing, "fake_result", lambda n: kernels.append(n) or fake_result(n))
     found = layouts(in_slices(plain))
     assert len(kernels) < 0.7 * len(found)
     asked = []

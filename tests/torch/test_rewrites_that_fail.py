@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import rekindle
-from rekindle.torch import plan_rewritten
+from rekindle import variants
 from rekindle.torch.rewrite import candidates
 
 
@@ -43,5 +43,5 @@ def test_a_rewrite_that_does_not_fit_is_left_out_quietly(caplog: pytest.LogCaptu
         raise rekindle.PlanMismatch("an op lays its result out in another way")
 
     with caplog.at_level(logging.WARNING, logger="rekindle"):
-        assert plan_rewritten._found(misfit, 7) == 7
+        assert variants._found(misfit, 7) == 7
     assert not caplog.records

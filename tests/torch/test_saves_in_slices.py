@@ -17,11 +17,9 @@ from rekindle.torch.operators.cuts import cuts_of
 from rekindle.torch.operators.pool_offsets import MAX_POOL2D_BACKWARD_BY_OFFSETS, POOL_OFFSETS
 from rekindle.torch.operators.small_saves import DROPOUT_BACKWARD_BY_BITS, PACK_MASK, SIGN_BITS, ZERO_BY_BITS
 from rekindle.torch.rewrite.apply import rewritten
-from rekindle.torch.rewrite.convolutions import may_split
-from rekindle.torch.rewrite.region import is_slice
-from rekindle.torch.rewrite.regions import adds_up, grown
-from rekindle.torch.rewrite.saves import saves
-from rekindle.torch.rewritten import with_rewrites
+from rekindle.torch.rewrite.region import adds_up, grown, is_slice
+from rekindle.torch.rewrite.rewritten import with_rewrites
+from rekindle.torch.rewrite.unsliced import may_split, saves
 
 aten: Any = torch.ops.aten
 SAVING = (SIGN_BITS, ZERO_BY_BITS, PACK_MASK, DROPOUT_BACKWARD_BY_BITS, POOL_OFFSETS, MAX_POOL2D_BACKWARD_BY_OFFSETS)

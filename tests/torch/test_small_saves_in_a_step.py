@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -34,10 +35,12 @@ class Net(nn.Module):
         return self.last(x + self.second(x).relu()).sigmoid().mean((2, 3))
 
 
-def save_little(c: Captured, distinct: Any) -> None:
-    """Let the backward of every ReLU, dropout and max-pool read bits and offsets."""
-    merge_duplicates(c, distinct)
-    for n in list(c.nodes):
+def save_little(c: Captured, distinct: Any) -> Captured:
+    """The step whose backward of every ReLU, dropout and max-pool reads bits and offsets."""
+    c = merge_duplicates(c, distinct)
+    nodes = list(c.nodes)
+    c = replace(c, nodes=nodes)
+    for n in list(nodes):
         if n.target is aten.threshold_backward.default:
             g, y, _ = n.args
             _replace(c, n, ZERO_BY_BITS, g, _after(c, y, SIGN_BITS, y), list(y.meta["val"].stride()))
@@ -50,6 +53,7 @@ def save_little(c: Captured, distinct: Any) -> None:
             size, strides = list(x.meta["val"].shape), list(n.meta["val"].stride())
             offsets = _after(c, indices, POOL_OFFSETS, indices, size, *geometry)
             _replace(c, n, MAX_POOL2D_BACKWARD_BY_OFFSETS, g, offsets, size, strides, *geometry, ceil_mode)
+    return c
 
 
 def _after(c: Captured, node: Any, op: Any, *args: Any) -> fx.Node:
@@ -58,6 +62,7 @@ def _after(c: Captured, node: Any, op: Any, *args: Any) -> fx.Node:
         new = graph.call_function(op, args)
     _compute(c, new)
     new.meta["partitioner_tag"] = "is_forward"
+    assert isinstance(c.nodes, list)
     c.nodes.insert(c.nodes.index(node) + 1, new)
     return new
 

@@ -40,7 +40,7 @@ ORDER: list[dict[str, set[str]]] = [
         "planner": {
             "accept", "candidates", "carrying", "certificates", "certify", "frontiers", "infeasible", "own_terms", "plan_files",
             "planner",
-            "registry", "remembered",
+            "registry", "remembered", "variants",
         }
     },
     {"explain": set()},
@@ -52,8 +52,8 @@ ORDER: list[dict[str, set[str]]] = [
     {"torch.situation": set()},
     {"torch.capture": set()},
     {"torch.costs": set(), "zoo": set()},
-    {"torch.rewrite": set()},
     {"torch": set()},
+    {"torch.rewrite": set()},
     {"torch.run": set()},
     {"torch.measure": set()},
     {"torch.serve": set()},

@@ -22,7 +22,7 @@ from ..torch import accept as torch_accept
 from ..torch.parts.applied import parts_taken_off
 from ..torch.parts.for_all import bound_here
 from ..torch.parts.planning import Request
-from ..torch.rewritten import fitting
+from ..torch.rewrite.rewritten import fitting
 from ..torch.serve.planned import set_aside
 from ..torch.serve.verify import check_step
 

@@ -234,9 +234,7 @@ def must_save(model: nn.Module, given: Any) -> tuple[str, ...]:
             raise UsageError(
                 f"must_save: {value(pattern)} is a second name of the submodule {also[0]!r}; give that name"
             )
-        few = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
-        known = f"{close(pattern, names)}its submodules are {few}" if names else "it has none"
-        raise UsageError(f"must_save: {value(pattern)} names no submodule of {type(model).__name__}; {known}")
+        raise _no_submodule("must_save", pattern, names, model)
     return given
 
 
@@ -256,11 +254,15 @@ def parts(model: nn.Module, given: Any) -> tuple[str, ...]:
     for pattern in given:
         hits = [name for name in names if fnmatchcase(name, pattern)]
         if not hits:
-            few = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
-            known = f"{close(pattern, names)}its submodules are {few}" if names else "it has none"
-            raise UsageError(f"parts: {value(pattern)} names no submodule of {type(model).__name__}; {known}")
+            raise _no_submodule("parts", pattern, names, model)
         found |= set(hits)
     return tuple(n for n in names if n in found and not any(n.startswith(f"{other}.") for other in found))
+
+
+def _no_submodule(argument: str, pattern: str, names: Sequence[str], model: nn.Module) -> UsageError:
+    few = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+    known = f"{close(pattern, names)}its submodules are {few}" if names else "it has none"
+    return UsageError(f"{argument}: {value(pattern)} names no submodule of {type(model).__name__}; {known}")
 
 
 # -- the sample --------------------------------------------------------------------------------------------------------

@@ -27,20 +27,19 @@ from .capture.in_place import write_in_place
 from .capture.left_out import no_such_results
 from .capture.lowered import Lowered
 from .capture.normalise import lower
+from .capture.shape_only import without_shapes
 from .capture.stand_in import has_stand_in, stand_ins
 from .costs import devices, unknown_sizes
 from .costs.cache import environment
+from .costs.for_all import Costs, costs_for_all, with_costs
 from .costs.node_costs import known_workspaces, modelled_costs, node_costs
 from .costs.optimizer_trial import names
 from .costs.optimizers import not_counted, state_bytes
-from .operators.node_tensors import storage_bytes, tensors_of
-from .plan_for_all import Costs, costs_for_all, with_costs
+from .costs.resident import gradient_bytes, resident_beside
+from .operators.node_tensors import tensors_of
 from .private import is_fake, store_of_processes
-from .resident import gradient_bytes, resident_bytes
-from .rewrite.shape_only import without_shapes
 from .situation import module_call as calls
 from .situation.attribute_reads import Reads
-from .situation.attributes import plain_tensors
 from .situation.guards import Expected
 from .situation.module_call import Key, as_arguments
 from .situation.module_paths import is_marked
@@ -237,63 +236,58 @@ def trace_call(
     inputs : Python numbers that become inputs of the graph, as they are now; such a trace has no costs, {} included.
     """
     with LOCK.capturing(model):
-        return _trace_call(model, args, kwargs, options, forward, progress, by_values, inputs)
-
-
-def _trace_call(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    options: TraceOptions,
-    forward: Callable[..., Any] | None,
-    progress: Callable[[str], None] | None,
-    by_values: bool,
-    inputs: Mapping[Place, Any] | None,
-) -> Trace:
-    state = _state_bytes(model, options)
-    own = plain_forward(model) if forward is None else forward
-    call = calls.bind(own, args, kwargs)
-    reads = Reads()
-    numbers = Numbers(tuple(inputs or ()))
-    taken = stand_ins(numbers, inputs or {})
-    spec = as_arguments(replaced(call.spec, taken))
-    with attributes_set(model, taken), reads.in_backward():
-        captured = cap.capture(
-            model, reads.recorded(call.taken_apart(own)), call.tensors, spec, options, by_values, numbers,
-            devices.capability(options.attention),
+        state = _state_bytes(model, options)
+        own = plain_forward(model) if forward is None else forward
+        call = calls.bind(own, args, kwargs)
+        reads = Reads()
+        numbers = Numbers(tuple(inputs or ()))
+        taken = stand_ins(numbers, inputs or {})
+        spec = as_arguments(replaced(call.spec, taken))
+        with attributes_set(model, taken), reads.in_backward():
+            captured = cap.capture(
+                model, reads.recorded(call.taken_apart(own)), call.tensors, spec, options, by_values, numbers,
+                devices.capability(options.attention),
+            )  # fmt: skip
+        if any(map(has_stand_in, [captured.output_spec, *captured.fills])):
+            raise TraceError(
+                "forward returns a number that changes from call to call", reason="returns a changing number"
+            )
+        fake = any(is_fake(t) for t in [*call.tensors, *model.parameters()])
+        if not fake:
+            unknown_sizes.learn_sizes(captured)
+        _check_written(model, call.tensors, captured)
+        paths = captured.module_path
+        merged = merge_duplicates(captured, lambda n: is_marked(paths.get(n, ""), options.must_save))
+        captured = write_in_place(without_shapes(merged))
+        name = type(model).__name__
+        resident = resident_beside(model, call.tensors, captured, options.gradients) + (state or 0)
+        lowered = lower(captured, name, resident, options.must_save, options.gradients)
+        ignored = [*captured.changed, *(name_of(p, None) for p in numbers.places if isinstance(p, Attribute))]
+        expected = Expected.of(model, reads.by_path(model), ignored, captured.written_places)
+        key = replace(call, spec=replaced(call.spec, {p: type(x) for p, x in (inputs or {}).items()})).key
+        left_out = not_counted(model) if state is None else ""
+        made = Trace(
+            lowered.graph, lowered, key, expected, name, fake, options, module_kinds(model), call.spec, left_out, state or 0,
+            gradient_bytes=gradient_bytes(model),
         )  # fmt: skip
-    if any(map(has_stand_in, [captured.output_spec, *captured.fills])):
-        raise TraceError("forward returns a number that changes from call to call", reason="returns a changing number")
-    captured.numbers = numbers
-    fake = any(is_fake(t) for t in [*call.tensors, *model.parameters()])
-    if not fake:
-        unknown_sizes.learn_sizes(captured)
-    for p in captured.mutations:
-        t = call.tensors[captured.inputs[p]] if p in captured.inputs else None
-        if t is not None and t.requires_grad:
+        return made.costed(options.target, progress) if inputs is None else made
+
+
+def _check_written(model: nn.Module, tensors: Sequence[torch.Tensor], captured: Captured) -> None:
+    """Check that forward writes over no input that requires grad, or that shares memory with another tensor.
+
+    Raises
+    ------
+    TraceError : it does.
+    """
+    held = [*tensors, *model.parameters(), *model.buffers()]
+    for t in (tensors[captured.inputs[p]] for p in captured.mutations if p in captured.inputs):
+        if t.requires_grad:
             why = "writes over an input that requires grad"
             raise TraceError(f"the model {why}; clone the input before it is changed", reason=why)
-        if t is not None and any(
-            t is not s and _share(t, s) for s in [*call.tensors, *model.parameters(), *model.buffers()]
-        ):
+        if any(t is not s and t.untyped_storage()._cdata == s.untyped_storage()._cdata for s in held):
             why = "writes over an input that shares memory with another"
             raise TraceError(f"the model {why}; clone one of them", reason=why)
-    merge_duplicates(captured, lambda n: is_marked(captured.module_path.get(n, ""), options.must_save))
-    without_shapes(captured)
-    write_in_place(captured)
-    name = type(model).__name__
-    held = [*captured.constants.values(), *(t for *_, t in plain_tensors(model))]
-    resident = resident_bytes(model, call.tensors, held, options.gradients) + newly_held(model, captured) + (state or 0)
-    lowered = lower(captured, name, resident, options.must_save, options.gradients)
-    ignored = [*captured.changed, *(name_of(p, None) for p in numbers.places if isinstance(p, Attribute))]
-    expected = Expected.of(model, reads.by_path(model), ignored, captured.written_places)
-    key = replace(call, spec=replaced(call.spec, {p: type(x) for p, x in (inputs or {}).items()})).key
-    left_out = not_counted(model) if state is None else ""
-    made = Trace(
-        lowered.graph, lowered, key, expected, name, fake, options, module_kinds(model), call.spec, left_out, state or 0,
-        gradient_bytes=gradient_bytes(model),
-    )  # fmt: skip
-    return made.costed(options.target, progress) if inputs is None else made
 
 
 def _state_bytes(model: nn.Module, options: TraceOptions) -> int | None:
@@ -328,17 +322,6 @@ def known_options(plan: Plan) -> TraceOptions:
     if options.attention is not None and not devices.is_known(options.attention):
         options = replace(options, attention=None)  # then the plan may not fit, which is an error of its own
     return options
-
-
-def _share(s: torch.Tensor, t: torch.Tensor) -> bool:
-    return s.untyped_storage()._cdata == t.untyped_storage()._cdata
-
-
-def newly_held(model: nn.Module, captured: Captured) -> int:
-    """Extra bytes of the tensors to which forward sets attributes, over the tensors that the attributes held before."""
-    old = dict(model.named_buffers()) | {name: t for name, _, _, t in plain_tensors(model)}
-    new = {k: captured.outputs[a.output].meta["val"] for k, a in captured.assigned.items() if a.output is not None}
-    return sum(max(0, storage_bytes(t) - (storage_bytes(old[k]) if k in old else 0)) for k, t in new.items())
 
 
 def _costed(

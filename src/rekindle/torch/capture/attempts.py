@@ -6,36 +6,29 @@ import contextlib
 import logging
 import operator
 import traceback
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 from ...errors import TraceError, UsageError
-from ..operators import hidden_writes
+from ...frames import in_short
+from ..operators import hidden_writes, rules
 from ..private import aot_export_joint_with_descriptors, functorch_config, inductor_config, scripted_refused
 from ..situation.attributes import Attributes
-from ..situation.module_paths import module_paths_recorded
-from . import inner_checkpoints
+from ..situation.module_paths import module_paths_recorded, printable
 from .compiling_flag import as_if_compiling
 from .eager_kernels import eager_composites
-from .flat import FlatForward
+from .flat import FlatForward, Inner
 from .random_state import only_draws
 from .trace_errors import BY_LINE, changed_in_backward, depends_on_itself, trace_error
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class AttemptSettings:
-    """kinds_most : attempts in which a further class of submodules is told that it is being compiled, before the whole step is.
-    A guess."""
-
-    kinds_most: int = 2
-
-
-SETTINGS = AttemptSettings()
+# Attempts in which a further class of submodules is told that it is being compiled, before the whole step is. A guess.
+KINDS_MOST = 2
+NAMES_MOST = 2  # of tensors, in a message
 # Made once: torch keeps a context variable for each such object, and a thread's context never lets go of a variable.
 # Backward runs outside of autocast, as PyTorch recommends: inside, bias gradients would be summed in float32.
 _OUTSIDE_AUTOCAST = functorch_config.patch(backward_pass_autocast="off")
@@ -59,7 +52,7 @@ def export_joint(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[t
     blocker: Exception | None = None
     told: list[type[nn.Module]] = []  # kinds of submodules
     try:
-        while len(told) <= SETTINGS.kinds_most:
+        while len(told) <= KINDS_MOST:
             try:
                 with as_if_compiling(told):
                     return _with_eager_kernels(stack, flat, tensors)
@@ -158,10 +151,10 @@ def _export(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[torch.
             only_draws(),
         ):  # fmt: skip
             joint = aot_export_joint_with_descriptors(stack, flat, tuple(tensors), {})
-        if why := inner_checkpoints.refusal(flat, joint.graph_module.graph):
+        if why := _checkpoint_refusal(flat, joint.graph_module.graph):
             raise why
     except RuntimeError as e:
-        if why := inner_checkpoints.refusal(flat, e):
+        if why := _checkpoint_refusal(flat, e):
             raise why from e
         raise
     finally:
@@ -177,3 +170,43 @@ def _export(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[torch.
     if changed:
         raise changed_in_backward(changed, functions)
     return joint
+
+
+# -- checkpoints inside of forward -------------------------------------------------------------------------------------
+def _checkpoint_refusal(flat: FlatForward, found: fx.Graph | Exception) -> TraceError | None:
+    """Why no graph stands for eager's step, because of torch.utils.checkpoint inside of forward; None: it changes nothing.
+
+    found : the joint graph, or the error that ended the attempt. A captured backward runs no forward again, so the graph does
+    once what forward does.
+    """
+    if isinstance(found, Exception):
+        inner = next(iter(flat.checkpoints), None)
+        if inner is None or "torch.utils.checkpoint is incompatible" not in str(found):  # torch's words
+            return None
+        return _checkpoint_error(
+            inner, "with use_reentrant=True", "", "such a backward cannot be captured", ", or give use_reentrant=False"
+        )
+    draws = any(n.op == "call_function" and rules.draws_random(n.target) for n in found.nodes)
+    for inner in flat.checkpoints:
+        if inner.written:
+            names = ", ".join(map(printable, inner.written[:NAMES_MOST]))
+            more = f" and {len(inner.written) - NAMES_MOST} more" if len(inner.written) > NAMES_MOST else ""
+            why = f"so each step writes to {names}{more} twice: in forward, and where backward runs it again. A plan would once"
+            effect = f", which writes to {names} again in backward"
+            return _checkpoint_error(inner, "", effect, why, "; each step then writes once")
+        if draws and not inner.preserves:
+            why = "so backward draws other random numbers than forward. A plan draws the same"
+            return _checkpoint_error(
+                inner, "with preserve_rng_state=False", "", why, ", or give preserve_rng_state=True"
+            )
+    return None
+
+
+def _checkpoint_error(inner: Inner, how: str, effect: str, why: str, instead: str) -> TraceError:
+    called = f"torch.utils.checkpoint {how}".rstrip()
+    return TraceError(
+        f"forward runs {called} at {inner.line or 'an unknown line'}, and {why}. Switch that checkpointing off "
+        "(use_checkpoint=False, memory_efficient=False, gradient_checkpointing_disable() or the like), since Rekindle itself "
+        f"decides what runs again{instead}",
+        reason=f"runs {called}{effect}", line=in_short(inner.line),
+    )  # fmt: skip

@@ -11,6 +11,7 @@ import logging
 import warnings
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -101,17 +102,21 @@ def capture(
             "and pass the numbers in",
             reason="draws from a random generator of its own",
         )
-    captured.written_places = frozenset(effects.written)
-    captured.settles = flat.cached or any(kinds.get(k) != kind for k, kind in flat.kinds.items())
     changed = {*flat.changes.collected, *flat.changes.other, *flat.late}
     by_hooks = {k: names for k in changed if (names := effects.hooks_that_set(k))}
     if late := flat.late_tensors:
         raise changed_in_backward(late, [name for k in late for name in by_hooks.get(k, ())])
-    captured.effects = list(dict.fromkeys([*effects.changed, *itertools.chain(*by_hooks.values())]))
-    dropped = {*(changed - by_hooks.keys()), *effects.dropped}
-    captured.dropped = sorted(k for k in dropped if k.startswith(VARIABLES) or not is_kept_for_itself(model, k))
-    _warn_of_dropped(model, tuple(captured.dropped))
-    return captured
+    every = {*(changed - by_hooks.keys()), *effects.dropped}
+    dropped = sorted(k for k in every if k.startswith(VARIABLES) or not is_kept_for_itself(model, k))
+    _warn_of_dropped(model, tuple(dropped))
+    return replace(
+        captured,
+        settles=flat.cached or any(kinds.get(k) != kind for k, kind in flat.kinds.items()),
+        effects=list(dict.fromkeys([*effects.changed, *itertools.chain(*by_hooks.values())])),
+        dropped=dropped,
+        written_places=frozenset(effects.written),
+        numbers=numbers or Numbers(),
+    )
 
 
 def _warn_of_dropped(model: nn.Module, names: tuple[str, ...]) -> None:
@@ -154,15 +159,13 @@ def _capture(
         joint = export_joint(stack, flat, tensors)
         check_stateless(stack, flat, tensors, joint)
         check_later_calls(flat, tensors, mode, effects)
-        captured = Captured(
+        known = Captured(
             graph_module=joint.graph_module, output_spec=flat.output_spec, aliased_inputs=flat.aliased,
             ignored_outputs=flat.ignored, assigned=flat.assigned, questions=flat.questions, no_results=flat.no_results,
             fills=flat.fills, changed=(*flat.changes.other, *flat.changes.collected), cast=flat.cast,
+            elsewhere=() if attention is None else tuple(sorted(attention.replaced)),
         )  # fmt: skip
-        if attention is not None:
-            captured.elsewhere = tuple(sorted(attention.replaced))
-        read_joint_graph(captured, model)
-    return captured
+        return read_joint_graph(known, model)
 
 
 @contextlib.contextmanager

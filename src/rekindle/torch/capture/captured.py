@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
 from ..operators.hidden_writes import STATISTICS
+from ..operators.node_tensors import tensors_of
 from ..private import FakeTensorMode, fake_mode_of
 from ..situation.numbers import Numbers
 from ..situation.surroundings import is_cast_once
@@ -40,9 +42,9 @@ class Writing(NamedTuple):
         return [base_of(self.args[i]) for i in declared or STATISTICS if isinstance(self.args[i], fx.Node)]
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Captured:
-    """A captured call as a functional joint graph.
+    """A captured call as a functional joint graph. Whoever changes it makes another one.
 
     No op writes to its inputs, and tensors that the module mutates come back as new values, except those in `writing` (see
     `in_place`).
@@ -56,51 +58,55 @@ class Captured:
     mutations : placeholder -> the node that holds its new value after forward.
     writing : node -> the call that its first run makes instead; tensors that this call writes are not in `mutations`.
     gradients : placeholder -> the node that holds its gradient.
+    fills : containers of the caller's as forward leaves them; their tensors follow those of the results.
+    aliased_inputs : output leaf -> the input that it is, by index, or the parameter or buffer, by name.
+    source : node -> file and line of the user's code, where known.
+    ignored_outputs : output that is taken as not differentiated -> its place.
+    assigned : attribute that forward sets to another tensor -> that tensor: an output, counted after the ones in
+        `output_spec`, or a source as in `aliased_inputs`.
+    settles : whether the next call has another signature, or another graph: forward sets an attribute to a tensor that was
+        none before, or had another shape, dtype or device; or a function that it calls keeps a tensor (`functools.lru_cache`).
+    effects : names of hooks on submodules, and of patched forwards, with side effects; planned steps do not run their code.
+    dropped : names of other state that forward changes and planned steps do not.
+    questions : that forward asked about the values of inputs.
+    cast : inputs and parameters that autocast casts -> whether once.
+    changed : attributes that forward changes, which planned calls leave alone.
+    written_places : other places where forward writes, as in `SideEffects.written`; the ids are valid while it is captured.
+    numbers : Python numbers that are inputs.
+    elsewhere : kernels of a GPU that is not here, in place of the CPU's (see `attention`): the graph can run on fake tensors
+        alone.
+    no_results : names in `TraceOptions.unused` that fit no result of this call.
+    graph_module : owns the nodes.
     """
 
-    nodes: list[fx.Node] = field(default_factory=list)
-    params: dict[fx.Node, str] = field(default_factory=dict)
-    buffers: dict[fx.Node, str] = field(default_factory=dict)
-    inputs: dict[fx.Node, int] = field(default_factory=dict)
-    constants: dict[fx.Node, torch.Tensor] = field(default_factory=dict)
-    tangents: dict[fx.Node, int] = field(default_factory=dict)
-    outputs: list[fx.Node] = field(default_factory=list)
-    mutations: dict[fx.Node, fx.Node] = field(default_factory=dict)
-    writing: dict[fx.Node, Writing] = field(default_factory=dict)
-    gradients: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    nodes: Sequence[fx.Node] = ()
+    params: Mapping[fx.Node, str] = field(default_factory=dict)
+    buffers: Mapping[fx.Node, str] = field(default_factory=dict)
+    inputs: Mapping[fx.Node, int] = field(default_factory=dict)
+    constants: Mapping[fx.Node, torch.Tensor] = field(default_factory=dict)
+    tangents: Mapping[fx.Node, int] = field(default_factory=dict)
+    outputs: Sequence[fx.Node] = ()
+    mutations: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
+    writing: Mapping[fx.Node, Writing] = field(default_factory=dict)
+    gradients: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
     output_spec: Any = None
-    fills: list[Branch] = field(
-        default_factory=list
-    )  # containers of the caller's as forward leaves them; after the results
-    # output leaf -> the input that it is, by index, or the parameter or buffer, by name
-    aliased_inputs: dict[int, int | str] = field(default_factory=dict)
-    module_path: dict[fx.Node, str] = field(default_factory=dict)
-    source: dict[fx.Node, str] = field(default_factory=dict)  # node -> file and line of the user's code, where known
-    ignored_outputs: dict[int, str] = field(default_factory=dict)  # output -> its place; taken as not differentiated
-    # attribute that forward sets to another tensor -> that tensor: an output, counted after the ones in `output_spec`, or a
-    # source as in `aliased_inputs`
-    assigned: dict[str, Assigned] = field(default_factory=dict)
-    # Forward sets an attribute to a tensor that was none before, or had another shape, dtype or device; or a function that it
-    # calls keeps a tensor (`functools.lru_cache`). The next call has another signature, or another graph.
+    fills: Sequence[Branch] = ()
+    aliased_inputs: Mapping[int, int | str] = field(default_factory=dict)
+    module_path: Mapping[fx.Node, str] = field(default_factory=dict)
+    source: Mapping[fx.Node, str] = field(default_factory=dict)
+    ignored_outputs: Mapping[int, str] = field(default_factory=dict)
+    assigned: Mapping[str, Assigned] = field(default_factory=dict)
     settles: bool = False
-    # names of hooks on submodules, and of patched forwards, with side effects; planned steps do not run their code
-    effects: list[str] = field(default_factory=list)
-    dropped: list[str] = field(
-        default_factory=list
-    )  # names of other state that forward changes and planned steps do not
-    questions: list[Question] = field(default_factory=list)  # that forward asked about the values of inputs
-    cast: dict[int | str, bool] = field(default_factory=dict)  # inputs, parameters that autocast casts -> whether once
-    changed: tuple[str, ...] = ()  # attributes that forward changes, which planned calls leave alone
-    written_places: frozenset[Any] = (
-        frozenset()
-    )  # other places where forward writes, as in `SideEffects.written`; the ids are valid while it is captured
-    numbers: Numbers = field(default_factory=Numbers)  # Python numbers that are inputs
-    # parameters whose gradients differed from eager's by rounding, where one backward goes through two calls
-    rounds: list[str] = field(default_factory=list)
-    # kernels of a GPU that is not here, in place of the CPU's (see `attention`): the graph can run on fake tensors alone
-    elsewhere: tuple[str, ...] = ()
-    no_results: tuple[str, ...] = ()  # names in `TraceOptions.unused` that fit no result of this call
-    graph_module: Any = None  # owns the nodes
+    effects: Sequence[str] = ()
+    dropped: Sequence[str] = ()
+    questions: Sequence[Question] = ()
+    cast: Mapping[int | str, bool] = field(default_factory=dict)
+    changed: Sequence[str] = ()
+    written_places: frozenset[Any] = frozenset()
+    numbers: Numbers = field(default_factory=Numbers)
+    elsewhere: Sequence[str] = ()
+    no_results: Sequence[str] = ()
+    graph_module: Any = None
 
     @property
     def placeholders(self) -> list[fx.Node]:
@@ -112,12 +118,44 @@ class Captured:
         say so where forward itself turns autocast on."""
         return all(is_cast_once(tensors[i]) == once for i, once in self.cast.items() if isinstance(i, int))
 
+    def on(self, graph: fx.Graph, new: Mapping[fx.Node, fx.Node]) -> Captured:
+        """The same step on the nodes of another graph. new : node of this graph -> node of that one."""
+
+        def to(n: Any) -> Any:
+            return new.get(n, n) if isinstance(n, fx.Node) else n
+
+        by_node: Any = {k: {new[n]: x for n, x in getattr(self, k).items() if n in new} for k in _BY_NODE}
+        return replace(
+            self,
+            nodes=[new[n] for n in self.nodes],
+            **by_node,
+            outputs=[to(n) for n in self.outputs],
+            mutations={new[p]: to(n) for p, n in self.mutations.items()},
+            gradients={new[p]: to(n) for p, n in self.gradients.items()},
+            writing={new[n]: Writing(w.target, tuple(fx.map_arg(w.args, to))) for n, w in self.writing.items()},
+            graph_module=SimpleNamespace(graph=graph),
+        )
+
+
+_BY_NODE = ("params", "buffers", "inputs", "constants", "tangents", "module_path", "source")
+
 
 def base_of(n: fx.Node) -> fx.Node:
     """The node of which `n` is a slice, or n itself."""
     while n.target is torch.ops.aten.slice.Tensor:
         n = n.all_input_nodes[0]
     return n
+
+
+def memory_of(n: fx.Node) -> set[int]:
+    """The storages in which the tensors of a node lie."""
+    return {t.untyped_storage()._cdata for _, t in tensors_of(n)}
+
+
+def fake_result(n: fx.Node) -> Any:
+    """The fake result of an op on the fake tensors of its arguments."""
+    args, kwargs = fx.map_arg((n.args, n.kwargs), lambda a: a.meta["val"])
+    return n.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def joint_fake_mode(gm: fx.GraphModule) -> FakeTensorMode | None:

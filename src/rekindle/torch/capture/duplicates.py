@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
@@ -15,15 +16,17 @@ from torch import fx
 from ..operators import rules
 from ..operators.node_tensors import is_member, tensors_of
 from ..private import OpOverload, disable_autocast, pytree
-from .captured import Captured, joint_fake_mode
+from .captured import Captured, fake_result, joint_fake_mode, memory_of
 
 
-def merge_duplicates(c: Captured, distinct: Callable[[fx.Node], bool]) -> None:
-    """Replace equal ops by the first of them, whose meta["merged"] says how many they were.
+def merge_duplicates(c: Captured, distinct: Callable[[fx.Node], bool]) -> Captured:
+    """The step with the first of equal ops in place of all, whose meta["merged"] says how many they were. Its nodes are edited.
 
     distinct : whether an op must not be merged.
     """
-    apart = _storages_of_results(c)
+    # Two tensors that the caller gets must stay two.
+    results = [*c.outputs, *c.mutations.values(), *c.gradients.values()]
+    apart = {s for o in results if isinstance(o, fx.Node) for s in memory_of(o)}
     after: set[fx.Node] = set(c.tangents)
     first: dict[Any, fx.Node] = {}
     gone: set[int] = set()  # storages of merged results
@@ -34,37 +37,21 @@ def merge_duplicates(c: Captured, distinct: Callable[[fx.Node], bool]) -> None:
         if backward:
             after.add(n)
         key = None if backward or not _may_merge(n) or distinct(n) else _key(n)
-        if key is not None and apart & _storages(n):
+        if key is not None and apart & memory_of(n):
             key = None
         if key in first:
-            gone |= _storages(n) - _storages(first[key])
+            gone |= memory_of(n) - memory_of(first[key])
             first[key].meta["merged"] = first[key].meta.get("merged", 1) + 1
             n.replace_all_uses_with(first[key])
             n.graph.erase_node(n)
             continue
         kept.append(n)
-        if gone & _storages(n):
+        if gone & memory_of(n):
             with disable_autocast(), mode:
-                _look_again(n)
+                n.meta["val"] = fake_result(n)  # its base was merged into another
         if key is not None:
             first[key] = n
-    c.nodes[:] = kept
-
-
-def _storages_of_results(c: Captured) -> set[int]:
-    """Storages of results and gradients: two tensors that the caller gets must stay two."""
-    results = [*c.outputs, *c.mutations.values(), *c.gradients.values()]
-    return {s for o in results if isinstance(o, fx.Node) for s in _storages(o)}
-
-
-def _storages(n: fx.Node) -> set[int]:
-    return {t.untyped_storage()._cdata for _, t in tensors_of(n)}
-
-
-def _look_again(n: fx.Node) -> None:
-    """Recompute the fake tensor of a node whose base was merged into another."""
-    args, kwargs = fx.node.map_arg((n.args, n.kwargs), lambda a: a.meta["val"])
-    n.meta["val"] = n.target(*args, **kwargs)  # type: ignore[operator]
+    return replace(c, nodes=kept)
 
 
 def _may_merge(n: fx.Node) -> bool:

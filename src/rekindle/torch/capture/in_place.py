@@ -8,6 +8,7 @@ reads the old or the new values, the op's first run writes them in place, with t
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,25 +27,28 @@ _STATISTICS = (
 )  # positions of the statistics here too, and of the new ones in the results of the first op
 
 
-def write_in_place(c: Captured) -> None:
-    """Move mutations from `c.mutations` to `c.writing` if that is safe."""
+def write_in_place(c: Captured) -> Captured:
+    """The step with mutations in `writing` in place of `mutations`, where that is safe. Its nodes are edited."""
     mutated = _Mutated(c)
     gone: set[fx.Node] = set()
     for n in c.nodes:
         if hidden_writes.writes(n.target, n.args):
-            _hidden(c, n)
+            mutated.writing[n] = _hidden(n)
         elif n.target is _BATCH_NORM:
-            gone |= _batch_norm(c, n, mutated)
+            gone |= _batch_norm(n, mutated)
         elif 0 in OVERWRITES.get(n.target, {}):
-            _element_wise(c, n, mutated)
-    c.nodes[:] = [n for n in c.nodes if n not in gone]
+            _element_wise(n, mutated)
+    return replace(c, nodes=[n for n in c.nodes if n not in gone], mutations=mutated.new, writing=mutated.writing)
 
 
 class _Mutated:
-    """The readers of what forward mutates."""
+    """The readers of what forward mutates.
+
+    new : the mutations that are left. writing : as in `Captured`.
+    """
 
     def __init__(self, c: Captured) -> None:
-        self.new = c.mutations
+        self.new, self.writing = dict(c.mutations), dict(c.writing)
         self.wanted = Counter([*c.outputs, *c.gradients.values(), *c.mutations.values()])
         self.at = Counter(t.untyped_storage()._cdata for p in c.placeholders for _, t in tensors_of(p))
 
@@ -60,12 +64,13 @@ class _Mutated:
         return alone and self.wanted[new] == 1 and not self.wanted[p]
 
 
-def _hidden(c: Captured, n: fx.Node) -> None:
-    """Let the first run of a kernel with hidden writes write the statistics, and later runs and backward do without."""
-    c.writing[n] = Writing(n.target, n.args)
+def _hidden(n: fx.Node) -> Writing:
+    """The first run of a kernel with hidden writes, which writes the statistics; later runs and backward do without."""
+    first = Writing(n.target, n.args)
     statistics: list[Any] = [n.args[i] for i in _STATISTICS]
     for u in {u for p in statistics for u in p.users}:
         _without_statistics(u)
+    return first
 
 
 def _without_statistics(n: fx.Node) -> None:
@@ -73,7 +78,7 @@ def _without_statistics(n: fx.Node) -> None:
     n.args = tuple(None if i in _STATISTICS else a for i, a in enumerate(n.args))
 
 
-def _batch_norm(c: Captured, n: fx.Node, mutated: _Mutated) -> set[fx.Node]:
+def _batch_norm(n: fx.Node, mutated: _Mutated) -> set[fx.Node]:
     """Write a batch norm's statistics in place if that is safe; returns the nodes that this removes.
 
     The op returns (result, mean, rstd, new running mean, new running variance).
@@ -93,11 +98,11 @@ def _batch_norm(c: Captured, n: fx.Node, mutated: _Mutated) -> set[fx.Node]:
     for u in backward:
         _without_statistics(u)
     for p, new in pairs:
-        del c.mutations[p]
+        del mutated.new[p]
         new.replace_all_uses_with(p)
         n.graph.erase_node(new)
     # Eager's own operator: its writes leave the versions of the statistics as they are.
-    c.writing[n] = Writing(aten.native_batch_norm.default, n.args)
+    mutated.writing[n] = Writing(aten.native_batch_norm.default, n.args)
     n.target, n.args = aten._native_batch_norm_legit.no_stats, (*n.args[: _STATISTICS[0]], *n.args[5:])
     n.meta["val"] = n.meta["val"][: _STATISTICS[0]]
     return {new for _, new in pairs}
@@ -108,7 +113,7 @@ def _ignores_statistics(n: fx.Node) -> bool:
     return n.target is aten.native_batch_norm_backward.default and bool(n.args[_IN_TRAINING[n.target]])
 
 
-def _element_wise(c: Captured, n: fx.Node, mutated: _Mutated) -> None:
+def _element_wise(n: fx.Node, mutated: _Mutated) -> None:
     """Write an element-wise op's result over the placeholder that it updates, if that is safe."""
     p: Any = n.args[0]
     if not isinstance(p, fx.Node) or not mutated.only_between(p, n, n) or any(u.op != "output" for u in n.users):
@@ -117,5 +122,5 @@ def _element_wise(c: Captured, n: fx.Node, mutated: _Mutated) -> None:
     alike = (before.shape, before.dtype, before.device) == (after.shape, after.dtype, after.device)
     if not alike or not may_overwrite(n.target, 0, with_values(n.args)):
         return
-    del c.mutations[p]
-    c.writing[n] = Writing(OVERWRITES[n.target][0], n.args)
+    del mutated.new[p]
+    mutated.writing[n] = Writing(OVERWRITES[n.target][0], n.args)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,8 +20,8 @@ from .trace_errors import NO_BACKWARD, moves
 _PREFIX = "model."  # of names: the traced FlatForward has the user's module as a submodule
 
 
-def read_joint_graph(c: Captured, model: nn.Module) -> None:
-    """Fill in the nodes of `c` and their roles, from the joint graph of the model.
+def read_joint_graph(c: Captured, model: nn.Module) -> Captured:
+    """The captured step with its nodes and their roles, from the joint graph of the model. c : what is known beside the graph.
 
     Raises
     ------
@@ -28,33 +29,52 @@ def read_joint_graph(c: Captured, model: nn.Module) -> None:
     """
     graph = c.graph_module.graph
     _drop_tokens(graph)
+    roles = _Roles()
     place: dict[Any, fx.Node] = {}  # placeholder by AOTAutograd's descriptor
     by_seq: dict[Any, str] = {}  # autograd's sequence number ties a backward op to the forward op it belongs to
     for n in graph.nodes:
         if n.op == "placeholder":
             place[n.meta["desc"]] = n
-            _placeholder(c, n)
+            _placeholder(roles, n)
         elif n.op == "get_attr":
-            _constant(c, n)
+            _constant(roles, n, c.graph_module)
         elif n.op == "call_function":
-            _call(c, n, by_seq)
+            _call(roles, n, by_seq)
         elif n.op == "output":
-            _results(c, n, place, model)
-    if not c.tangents and (kinds := sorted(set(tree.opaque_kinds(c.output_spec)))):
+            _results(roles, n, place, model)
+    if not roles.tangents and (kinds := sorted(set(tree.opaque_kinds(c.output_spec)))):
         raise TraceError(
             f"forward returns an object of type {', '.join(kinds)}, which cannot be taken apart into tensors, and no "
             "other tensor that requires grad; return tensors, or tuples, named tuples, lists, dicts or dataclasses of them",
             reason=f"returns an object of type {', '.join(kinds)}",
         )
-    if not c.tangents:
+    if not roles.tangents:
         raise TraceError(
             "no result of the model depends on a tensor that requires grad, so there is no backward to plan; "
             "call requires_grad_() on the parameters to train, and do not trace under torch.no_grad()",
             reason=NO_BACKWARD,
         )
+    return replace(c, **vars(roles))
 
 
-def _placeholder(c: Captured, n: fx.Node) -> None:
+@dataclass
+class _Roles:
+    """The roles of nodes, as in `Captured`, while the graph is read."""
+
+    nodes: list[fx.Node] = field(default_factory=list)
+    params: dict[fx.Node, str] = field(default_factory=dict)
+    buffers: dict[fx.Node, str] = field(default_factory=dict)
+    inputs: dict[fx.Node, int] = field(default_factory=dict)
+    constants: dict[fx.Node, torch.Tensor] = field(default_factory=dict)
+    tangents: dict[fx.Node, int] = field(default_factory=dict)
+    outputs: list[fx.Node] = field(default_factory=list)
+    mutations: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    gradients: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    module_path: dict[fx.Node, str] = field(default_factory=dict)
+    source: dict[fx.Node, str] = field(default_factory=dict)
+
+
+def _placeholder(c: _Roles, n: fx.Node) -> None:
     d, t = n.meta["desc"], n.meta.get("val")
     if isinstance(t, torch.Tensor) and t.layout is not torch.strided and not n.users:
         n.meta["val"] = None  # a sparse buffer that no op reads
@@ -65,7 +85,7 @@ def _placeholder(c: Captured, n: fx.Node) -> None:
     elif isinstance(d, aot.TangentAOTInput):
         output: Any = d.output
         if isinstance(output, aot.InputMutationAOTOutput):
-            raise _written(output.mutated_input, c.graph_module.graph)
+            raise _written(output.mutated_input, n.graph)
         c.tangents[n] = output.idx
     elif isinstance(d, aot.PlainAOTInput):
         c.inputs[n] = d.idx
@@ -94,8 +114,8 @@ def _written(what: Any, graph: fx.Graph) -> TraceError:
     return TraceError(f"forward {words}; clone it before it is changed", reason=words)
 
 
-def _constant(c: Captured, n: fx.Node) -> None:
-    t = operator.attrgetter(str(n.target))(c.graph_module)
+def _constant(c: _Roles, n: fx.Node, gm: Any) -> None:
+    t = operator.attrgetter(str(n.target))(gm)
     if isinstance(t, torch.Generator):
         reader = next(iter(n.users), n)
         raise TraceError(
@@ -120,7 +140,7 @@ def _constant(c: Captured, n: fx.Node) -> None:
     n.meta.setdefault("val", t)
 
 
-def _call(c: Captured, n: fx.Node, by_seq: dict[Any, str]) -> None:
+def _call(c: _Roles, n: fx.Node, by_seq: dict[Any, str]) -> None:
     path, seq = module_path(n), n.meta.get("seq_nr")
     for t in tree_leaves(n.meta.get("val")):
         if isinstance(t, torch.Tensor) and t.layout is not torch.strided:
@@ -138,7 +158,7 @@ def _call(c: Captured, n: fx.Node, by_seq: dict[Any, str]) -> None:
         by_seq.setdefault(seq, c.module_path[n])
 
 
-def _results(c: Captured, output: fx.Node, place: dict[Any, fx.Node], model: nn.Module) -> None:
+def _results(c: _Roles, output: fx.Node, place: dict[Any, fx.Node], model: nn.Module) -> None:
     for o, d in _outs(output):
         if isinstance(d, aot.PlainAOTOutput):
             c.outputs.append(_without_copy(c, o))
@@ -189,7 +209,7 @@ def _drop_tokens(graph: fx.Graph) -> None:
             graph.erase_node(n)
 
 
-def _without_copy(c: Captured, o: fx.Node) -> fx.Node:
+def _without_copy(c: _Roles, o: fx.Node) -> fx.Node:
     """The node that a result copies; the copy is removed."""
     assert o.target is torch.ops.aten.clone.default, f"result {o} is no copy"
     source: Any = o.args[0]

@@ -15,15 +15,31 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..operators import hidden_writes
+from ..operators.rules import UNWRITTEN, draws_random
 from ..private import FunctionalTensor, OpOverload, TorchDispatchMode, disable_modes, pytree
-from ..situation.recorded_ops import ELEMENTS_MOST, Held, Input, Question, RecordedOp, Recording, Result, result_of
+from ..situation.recorded_ops import (
+    ELEMENTS_MOST,
+    Held,
+    Input,
+    Like,
+    Question,
+    RecordedOp,
+    Recording,
+    Result,
+    result_of,
+)
 from ..tensors.op_tensors import memory_state, same_state, written_by
 from .extents import SELECTIONS, selected
 from .random_ranges import Drawn
 from .random_state import refuse_own
-from .recordable import by_shape, filled, literal, tells, with_references
 
 aten = torch.ops.aten
+
+LITERAL_MOST_ELEMENTS = 4096  # of a tensor of given values that a question may hold; a guess
+
+_BY_SHAPE = {aten.zeros_like, aten.ones_like, aten.full_like, aten.new_zeros, aten.new_ones, aten.new_full}
+_FILLS = {aten.fill_.Scalar, aten.zero_.default}
+_CHANGE_SHAPE = {aten.set_, aten.resize_, aten.resize_as_}  # and ops with the tag `inplace_view`
 
 _ASK = {aten._local_scalar_dense.default, aten.equal.default}  # ops that return Python values
 
@@ -97,7 +113,7 @@ class KnownValues(TorchDispatchMode):
         yes_or_no = func is aten.equal.default or (given and given[0].dtype == torch.bool)
         if func in _ASK and all_known and (yes_or_no or not by_inputs):
             references = {i: k.reference for i, k in known.items()}
-            answer = self._answer((func, with_references((args, kwargs), references)), by_inputs)
+            answer = self._answer((func, _with_references((args, kwargs), references)), by_inputs)
             if answer is not None:
                 return answer
         recorded = self._as_recorded(func, args, kwargs, known, all_known) if told else None
@@ -133,13 +149,13 @@ class KnownValues(TorchDispatchMode):
         """The op that gives this call's results when it is run again; None: they cannot be known."""
         answer = self._drawn.decides(func, args)
         if answer is not None:
-            return filled(args[0], answer)
+            return _filled(args[0], answer)
         if func is aten.lift_fresh.default:
-            return literal(args[0])
+            return _literal(args[0])
         references = {i: k.reference for i, k in known.items()}
-        if all_known and tells(func):
-            return func, with_references((args, kwargs), references)
-        return by_shape(func, args, kwargs, references)
+        if all_known and _tells(func):
+            return func, _with_references((args, kwargs), references)
+        return _by_shape(func, args, kwargs, references)
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         out = selected(func, args, self.count) if func in SELECTIONS and not kwargs else None
@@ -208,3 +224,50 @@ class KnownValues(TorchDispatchMode):
         for t, known in [*self._known.items()] if memory else ():
             if any(same_state(known.state, m) for m in memory):
                 del self._known[t]
+
+
+# -- calls that can be recorded as ones that give the same values again -----------------------------------------------
+def _tells(func: Any) -> bool:
+    """Whether the op's results, and what it writes, depend on its arguments alone."""
+    unlike = func._overloadpacket in UNWRITTEN or func._overloadpacket in _CHANGE_SHAPE
+    return not unlike and not draws_random(func) and torch.Tag.inplace_view not in func.tags
+
+
+def _by_shape(func: Any, args: Any, kwargs: Any, known: Mapping[int, Input | Held | Result]) -> RecordedOp | None:
+    """The call as one that needs only the shape of its first tensor; None: it needs more.
+
+    known : references by the ids of tensors.
+    """
+    first = args[0] if args else None
+    if not isinstance(first, torch.Tensor):
+        return None
+    if func in _FILLS and not kwargs:
+        func, args = aten.full_like.default, (first, args[1] if func is aten.fill_.Scalar else 0)
+    if func._overloadpacket not in _BY_SHAPE or func._schema.is_mutable:
+        return None
+    return func, _with_references((args, kwargs | {"device": kwargs.get("device") or first.device}), known)
+
+
+def _filled(t: torch.Tensor, value: bool) -> RecordedOp:
+    """An op that makes a tensor of the same shape with this value everywhere."""
+    return aten.full.default, ((tuple(t.shape), value), {"dtype": torch.bool, "device": t.device})
+
+
+def _literal(t: Any) -> RecordedOp | None:
+    """An op that makes a small tensor of given values, as `torch.tensor([1, 2])` does; None: it is no such tensor."""
+    if type(t) is not torch.Tensor or t.layout is not torch.strided or t.numel() > LITERAL_MOST_ELEMENTS:
+        return None
+    with disable_modes():
+        values = t.tolist()
+    return torch.tensor, ((values,), {"dtype": t.dtype, "device": t.device})
+
+
+def _with_references(taken: Any, known: Mapping[int, Input | Held | Result]) -> Any:
+    """(args, kwargs) in the form of a `RecordedOp`."""
+
+    def reference(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        return known[id(x)] if id(x) in known else Like(tuple(x.shape), x.dtype)
+
+    return pytree.tree_map(reference, taken)

@@ -6,7 +6,6 @@ import contextlib
 import io
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,17 +25,10 @@ from .trace_errors import depends_on_itself
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class LaterSettings:
-    """calls_most : calls that are looked ahead; a queue as long as that comes round. questions_most : about numbers that
-    forward changes, whose answers are turned round. far : added to such numbers in arrays. All are guesses."""
-
-    calls_most: int = 16
-    questions_most: int = 16
-    far: tuple[int, ...] = (100, 10_000, 1_000_000)
-
-
-SETTINGS = LaterSettings()
+# How far is looked. All are guesses.
+CALLS_MOST = 16  # that are looked ahead; a queue as long as that comes round
+QUESTIONS_MOST = 16  # about numbers that forward changes, whose answers are turned round
+FAR = (100, 10_000, 1_000_000)  # added to such numbers in arrays
 
 
 def check_later_calls(
@@ -89,19 +81,19 @@ def _compare(
     held = [(name, w) for name, w in held if not w.same()]
     held += [(k, made) for name, w in held for k, x in _new_in(name, w) if (made := restorable(x)) is not None]
     start = [(w, w.read()) for _, w in held]
-    for _ in range(min(SETTINGS.calls_most, 1 + max((_length(w) for _, w in held), default=0))):
+    for _ in range(min(CALLS_MOST, 1 + max((_length(w) for _, w in held), default=0))):
         if (later := ops()) != first:
             if later is not None:
                 raise depends_on_itself(flat.model, [k for name, w in held for k in _names(name, w)])
             return
-    for question, (name, line) in list(asked.lines.items())[: SETTINGS.questions_most]:
+    for question, (name, line) in list(asked.lines.items())[:QUESTIONS_MOST]:
         for w, content in start:
             w.write(content)
         asked.turn = question
         if ops() not in (None, first):
             raise depends_on_itself(flat.model, [name], line)
     rows = [(name, w) for name, w in held if isinstance(w.before, bytes)]
-    for far in SETTINGS.far if rows else ():  # numbers in arrays note no questions
+    for far in FAR if rows else ():  # numbers in arrays note no questions
         for _, w in rows:
             _add(w, far)
         if ops() not in (None, first):

@@ -48,7 +48,7 @@ def phases(c: Captured) -> Phases:
         (i for i, n in enumerate(c.nodes) if n in after or n.meta.get("partitioner_tag") == "is_backward"),
         len(c.nodes),
     )
-    forward = c.nodes[:end] + [n for n in c.nodes[end:] if n in results]
+    forward = [*c.nodes[:end], *(n for n in c.nodes[end:] if n in results)]
     backward = [n for n in c.nodes[end:] if n not in results]
     only = _only_for_mutations(c, forward)
     return Phases(forward, backward, returned, results, only, bool(after & set(c.gradients.values())))

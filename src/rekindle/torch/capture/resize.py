@@ -9,7 +9,7 @@ one plain step at that size (see `run.witness`), and must compare the bits of bo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from ..operators.memory_order import elements_spanned
 from ..private import FakeTensor, FakeTensorMode, fake_like, pytree
 from ..situation.recorded_ops import Question
 from ..situation.values import constants
-from .captured import Assigned, Captured, Writing
+from .captured import Captured, Writing
 
 CONTENT_MOST_ELEMENTS = 4096  # of a constant tensor that is compared by its content; a guess
 
@@ -169,32 +169,7 @@ class _Assembly:
             next(self.given), next(self.given)
             writing[new[n]] = Writing(w.target, self._arguments(w.args, made))
         questions = [Question(*self._arguments((q.ops, q.answer), made)) for q in c.questions]
-        return Captured(
-            nodes=[new[n] for n in c.nodes],
-            params={new[n]: x for n, x in c.params.items()},
-            buffers={new[n]: x for n, x in c.buffers.items()},
-            inputs={new[n]: x for n, x in c.inputs.items()},
-            constants={new[n]: x for n, x in c.constants.items()},
-            tangents={new[n]: x for n, x in c.tangents.items()},
-            outputs=[new.get(n, n) for n in c.outputs],
-            mutations={new[p]: new[n] for p, n in c.mutations.items()},
-            writing=writing,
-            gradients={new[p]: new[n] for p, n in c.gradients.items()},
-            output_spec=c.output_spec,
-            fills=c.fills,
-            aliased_inputs=dict(c.aliased_inputs),
-            module_path={new[n]: x for n, x in c.module_path.items() if n in new},
-            source={new[n]: x for n, x in c.source.items() if n in new},
-            ignored_outputs=dict(c.ignored_outputs),
-            assigned={k: Assigned(*a) for k, a in c.assigned.items()},
-            settles=c.settles,
-            effects=list(c.effects),
-            dropped=list(c.dropped),
-            questions=questions,
-            cast=c.cast,
-            changed=c.changed,
-            graph_module=SimpleNamespace(graph=graph),
-        )
+        return replace(c.on(graph, new), writing=writing, questions=questions)
 
 
 def content(t: torch.Tensor) -> Any:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from ...errors import RekindleError
-from ..capture.attempts import SETTINGS, failing_class
+from ..capture.attempts import KINDS_MOST, failing_class
 from ..capture.capture import quiet
 from ..capture.compiling_flag import as_if_compiling
 from ..capture.trace_errors import trace_error
@@ -92,7 +92,7 @@ def step_of_twin(
     """
     told: list[type[nn.Module]] = []
     failed: Exception | None = None
-    while len(told) <= SETTINGS.kinds_most:
+    while len(told) <= KINDS_MOST:
         made = twin(model, *call, options.optimizer)
         try:
             with as_if_compiling(told):

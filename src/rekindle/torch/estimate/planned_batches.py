@@ -19,9 +19,9 @@ from ...progress import announce
 from ...sizes import format_bytes
 from .. import accept
 from ..operators.own_ops import workspace_bytes
-from ..plan_rewritten import plan_rewritten
 from ..private import is_fake
 from ..run import stages
+from ..serve.plan_rewritten import plan_rewritten
 from ..serve.plan_trace import bookkeeping
 from ..tensors import tree
 from ..tensors.op_tensors import tensors_in

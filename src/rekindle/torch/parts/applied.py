@@ -27,10 +27,10 @@ from .. import private
 from ..compiled.compiled_forward import CompiledForward
 from ..compiled.stage import block_of
 from ..compiled.whole_graph import WHOLE, StagedForward, staged
+from ..costs.resident import gradient_bytes
 from ..measure.caches import without_caches
 from ..measure.recording import bytes_of
 from ..operators.node_tensors import overlap
-from ..resident import gradient_bytes
 from ..run import stages
 from ..run.own_forward import InPlaceOfForward
 from ..serve import unused

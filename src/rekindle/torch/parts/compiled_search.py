@@ -21,7 +21,7 @@ from ..compiled.stage import Stage
 from ..compiled.whole_graph import WHOLE
 from ..costs.allocations import recording_is_safe
 from ..measure.measured_step import Outcome, Subject
-from ..rewrite.closeness import SETTINGS, Loose, difference, least_scale
+from ..rewrite.closeness import EXACT_MOST, Loose, difference, least_scale
 from ..tensors.sharded import class_name
 from . import known_ways
 from .choices import Choices
@@ -141,7 +141,7 @@ def is_far(apart: float | None) -> bool:
 def rounded(ours: Outcome, apart: float | None) -> Loose:
     """What may differ by rounding between a step in other ways and the one with every part compiled as it is: all numbers, by
     twice what the latter is away from eager, and no less than in other steps."""
-    most = max(SETTINGS.exact_most, 2 * (apart or 0.0))
+    most = max(EXACT_MOST, 2 * (apart or 0.0))
     return Loose(frozenset(ours.gradients), True, True, frozenset(ours.written), most)
 
 

@@ -21,13 +21,13 @@ from ...progress import announce
 from ...shares import EPS
 from ..compiled.compiled_forward import CompiledForward
 from ..costs.optimizers import not_counted, state_bytes
+from ..costs.resident import resident_bytes
 from ..measure.caches import without_caches
 from ..measure.comparison import compare
 from ..measure.first_difference import explained
 from ..measure.measured_step import Outcome, Subject, Way, run
 from ..measure.memory import Levels
 from ..measure.recording import bytes_of
-from ..resident import resident_bytes
 from ..rewrite.closeness import NOTHING
 from ..tensors.ranks import Turns
 from ..tensors.sharded import class_name
@@ -72,7 +72,7 @@ def held_throughout(request: Request, s: Subject) -> int:
     """Bytes that are held during the whole step: parameters, gradients, inputs, and the optimizer's state if it is counted."""
     optimizer = request.captured.optimizer
     state = 0 if optimizer is None else state_bytes(optimizer, request.model)
-    return resident_bytes(request.model, s.sample.tensors, (), request.captured.gradients) + state
+    return resident_bytes(request.model, s.sample.tensors, request.captured.gradients) + state
 
 
 @dataclass(frozen=True)

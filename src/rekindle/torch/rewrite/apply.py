@@ -10,17 +10,15 @@ from ...errors import PlanMismatch
 from ...model import rewriting as kinds
 from ...model.rewriting import Rewrite
 from ..capture.captured import Captured
+from ..capture.editing import Editor, without_aliases
 from ..capture.phases import depend_on_gradients
 from ..operators import rules
 from ..operators.cuts import Cut, cuts_of
 from ..operators.node_tensors import is_member, is_view
-from .convolutions import in_two_calls, may_split
-from .editing import Editor, without_aliases
-from .picked import may_pick, pick_first
 from .probe import Bits
 from .region import Region, handed_over_whole, units
-from .saves import save_less, saves
 from .slices import cut_into_slices
+from .unsliced import UNSLICED
 
 
 def rewritten(captured: Captured, steps: Sequence[Rewrite], bits: Bits | None = None) -> Captured:
@@ -52,7 +50,10 @@ def after(captured: Captured, step: Rewrite, bits: Bits | None = None, copy: boo
             if step.kind == kinds.SLICES:
                 _slices(edit, nodes, step, unproven)
             else:
-                _REWRITES[step.kind](edit, nodes)
+                way = UNSLICED[step.kind]
+                if not all(map(way.may, nodes)):
+                    raise ValueError(f"an op is no {way.of}")
+                way.rewrite(edit, nodes)
         drawn = _random_ops(edit.captured)
         made = edit.finish()
         if _random_ops(made) != drawn:
@@ -65,25 +66,6 @@ def after(captured: Captured, step: Rewrite, bits: Bits | None = None, copy: boo
 def _random_ops(c: Captured) -> list[fx.Node]:
     """The ops that draw random numbers, in order."""
     return [n for n in c.nodes if rules.draws_random(n.target)]
-
-
-def _convolutions(edit: Editor, nodes: list[fx.Node]) -> None:
-    if not all(map(may_split, nodes)):
-        raise ValueError("an op is no backward of a convolution")
-    in_two_calls(edit, nodes)
-
-
-def _saves(edit: Editor, nodes: list[fx.Node]) -> None:
-    if any(saves(n) is None for n in nodes):
-        raise ValueError("an op reads nothing for which there is a smaller save")
-    save_less(edit, nodes)
-
-
-def _picked(edit: Editor, nodes: list[fx.Node]) -> None:
-    for n in nodes:
-        if not may_pick(n):
-            raise ValueError("an op is no loss over rows")
-        pick_first(edit, n)
 
 
 def _slices(edit: Editor, nodes: list[fx.Node], step: Rewrite, unproven: frozenset[int]) -> None:
@@ -126,5 +108,4 @@ def _unproven(captured: Captured, step: Rewrite, bits: Bits | None) -> frozenset
     return frozenset(i for i, proven in zip(step.ops, same, strict=True) if not proven)
 
 
-_REWRITES = {kinds.CONVOLUTIONS: _convolutions, kinds.SAVES: _saves, kinds.PICKED: _picked}
 _WRONG = "the plan rewrites ops that this step does not have; make the plan again"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 
 from torch import fx
 
@@ -11,37 +10,26 @@ from ...errors import PlanMismatch
 from ...model.floor import single_op
 from ...model.rewriting import CONVOLUTIONS, PICKED, SAVES, Rewrite
 from ..capture.captured import Captured
+from ..capture.editing import without_aliases
 from ..capture.lowered import Lowered
 from ..capture.normalise import lower
 from ..operators.node_tensors import storage_bytes
 from .apply import after
-from .convolutions import may_split
-from .editing import without_aliases
 from .estimate import WorkingSets
-from .finding import SETTINGS as FINDING
 from .finding import Allowed, next_region
-from .picked import may_pick
-from .saves import saves
+from .unsliced import may_pick, may_split, saves
 from .wording import told
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class CandidateSettings:
-    """Sizes from which ops are rewritten. All are guesses that served on the benchmark's models.
-
-    convolution_share : a convolution's backward becomes two calls where its input takes so much of the largest working set.
-    save_share : a smaller save is offered for tensors that take so much of the plain step's activation peak.
-    picked_share : a loss picks its log-probabilities first where they take so much of the largest working set.
-    """
-
-    convolution_share: float = 0.05
-    save_share: float = 0.002
-    picked_share: float = 0.1
-
-
-SETTINGS = CandidateSettings()
+# Shares from which ops are rewritten, and how far regions go. All are guesses that served on the benchmark's models.
+# A convolution's backward becomes two calls where its input takes this share of the largest working set.
+CONVOLUTION_SHARE = 0.05
+PICKED_SHARE = 0.1  # of the largest working set: a loss picks its log-probabilities first where they take as much
+SAVE_SHARE = 0.002  # of the plain step's activation peak: a smaller save is offered for tensors that take as much
+ENOUGH_SHARE = 0.5  # of the first largest working set: no further region is looked for where it is as small
+REGIONS_MOST = 6  # of one step
 
 
 class Rewrites:
@@ -55,7 +43,7 @@ class Rewrites:
     def __init__(self, low: Lowered, plain_bytes: int, with_saves: bool = True):
         self.low, self.plain_bytes, self.with_saves = low, plain_bytes, with_saves
         self.floor_bytes = single_op(low.graph).bytes - low.graph.resident_bytes
-        self.small_bytes = max(1, int(SETTINGS.save_share * plain_bytes))
+        self.small_bytes = max(1, int(SAVE_SHARE * plain_bytes))
         self._prepared: tuple[tuple[Rewrite, ...], Captured] | None = None
         self._captured: dict[tuple[Rewrite, ...], Captured] = {}
 
@@ -67,8 +55,8 @@ class Rewrites:
         """Rewrites with regions in slices; () where no region lowers the floor."""
         steps, base = self._base()
         captured, sets = base, self._working_sets(base)
-        enough, found = FINDING.enough * sets.largest, list[Rewrite]()
-        while len(found) < FINDING.rounds_most and (not found or sets.largest > enough):
+        enough, found = ENOUGH_SHARE * sets.largest, list[Rewrite]()
+        while len(found) < REGIONS_MOST and (not found or sets.largest > enough):
             step = next_region(sets, allowed)
             if step is None:
                 break
@@ -85,10 +73,6 @@ class Rewrites:
             return ()
         self._captured[(*steps, *found)] = captured
         return (*steps, *found)
-
-    def has(self, steps: tuple[Rewrite, ...]) -> bool:
-        """Whether this object gave these rewrites."""
-        return steps in self._captured or steps == self._base()[0]
 
     def after(self, steps: tuple[Rewrite, ...]) -> Captured:
         """The step after rewrites that this object gave."""
@@ -107,10 +91,10 @@ class Rewrites:
         return self._prepared
 
     def _convolutions(self, n: fx.Node) -> bool:
-        return may_split(n) and _bytes(n.args[1]) >= SETTINGS.convolution_share * self.floor_bytes
+        return may_split(n) and _bytes(n.args[1]) >= CONVOLUTION_SHARE * self.floor_bytes
 
     def _losses(self, n: fx.Node) -> bool:
-        return may_pick(n) and _bytes(n.args[0]) >= SETTINGS.picked_share * self.floor_bytes
+        return may_pick(n) and _bytes(n.args[0]) >= PICKED_SHARE * self.floor_bytes
 
     def _saves(self, n: fx.Node) -> bool:
         t = saves(n) if self.with_saves else None

@@ -19,22 +19,12 @@ from ..tensors import precision
 SUMMED, UNPROVEN = "rekindle_summed", "rekindle_unproven"  # marks among a node's metas
 
 
-@dataclass(frozen=True)
-class ClosenessSettings:
-    """How far results may be from the plain step's, relative to the largest element of the tensor. Guesses.
-
-    exact_most : where everything is computed in float32 or float64.
-    epsilons_most : of the coarsest type in which they are computed, where that is coarser.
-    least_share : tensors whose largest element is a smaller share than this of the largest of all are measured by that share: a
-        gradient that is zero but for rounding (of a bias before a batch norm, say) has no scale of its own.
-    """
-
-    exact_most: float = 2e-5
-    least_share: float = 0.01
-    epsilons_most: float = 8.0
-
-
-SETTINGS = ClosenessSettings()
+# How far results may be from the plain step's, relative to the largest element of the tensor. Guesses.
+EXACT_MOST = 2e-5  # where everything is computed in float32 or float64
+EPSILONS_MOST = 8.0  # of the coarsest type in which they are computed, where that is coarser
+# Tensors whose largest element is a smaller share than this of the largest of all are measured by that share: a gradient that
+# is zero but for rounding (of a bias before a batch norm, say) has no scale of its own.
+LEAST_SHARE = 0.01
 _TF32_EPSILON = 2.0**-10
 
 
@@ -52,7 +42,7 @@ class Loose:
     inputs: bool = False
     results: bool = False
     written: frozenset[str] = frozenset()
-    most: float = SETTINGS.exact_most
+    most: float = EXACT_MOST
 
 
 NOTHING = Loose()
@@ -70,7 +60,7 @@ def loose(c: Captured) -> Loose:
         return NOTHING
     apart = {p for p, g in c.gradients.items() if g in found}
     results = c.outputs[: len(c.outputs) - sum(a.output is not None for a in c.assigned.values())]
-    names = c.params | c.buffers
+    names = {**c.params, **c.buffers}
     written = {names.get(p, "") for p, n in c.mutations.items() if n in found}
     written |= {k for k, a in c.assigned.items() if a.output is not None and c.outputs[a.output] in found}
     written |= {names.get(p, "") for n, w in c.writing.items() if n in found for p in w.placeholders}
@@ -91,7 +81,7 @@ def sums(c: Captured) -> tuple[str, ...]:
 
 def least_scale(gradients: Iterable[torch.Tensor | None]) -> float:
     """The size by which the differences of the smallest gradients are measured."""
-    return SETTINGS.least_share * max((_largest(g.detach()) for g in gradients if g is not None), default=0.0)
+    return LEAST_SHARE * max((_largest(g.detach()) for g in gradients if g is not None), default=0.0)
 
 
 def difference(one: torch.Tensor, other: torch.Tensor, least: float = 0.0) -> float:
@@ -139,7 +129,7 @@ def _most(nodes: Iterable[fx.Node]) -> float:
         for _, t in tensors_of(n):
             if t.is_floating_point():
                 coarsest = max(coarsest, epsilon(t))
-    return max(SETTINGS.exact_most, SETTINGS.epsilons_most * coarsest)
+    return max(EXACT_MOST, EPSILONS_MOST * coarsest)
 
 
 def epsilon(t: torch.Tensor) -> float:

@@ -11,10 +11,10 @@ from torch import fx
 from ...model.floor import working_set
 from ..capture.lowered import Lowered
 from ..capture.phases import depend_on_gradients
+from ..capture.shape_only import is_stand_in
 from ..operators.cuts import SUM, cuts_of, tensor_arguments
 from ..operators.node_tensors import storage_bytes
 from .region import Region, put_together, source, tensor_nodes
-from .shape_only import is_stand_in
 
 
 class WorkingSets:

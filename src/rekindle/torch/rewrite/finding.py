@@ -20,38 +20,20 @@ from ..operators.cuts import SUM, Cut
 from ..operators.node_tensors import is_view, storage_bytes, tensors_of
 from .estimate import WorkingSets
 from .probe import Bits
-from .region import Region, handed_over_whole, is_slice, units, whole_views
-from .regions import May, grown
+from .region import May, Region, grown, handed_over_whole, is_slice, units, whole_views
 
-
-@dataclass(frozen=True)
-class FindingSettings:
-    """How far regions reach. All are guesses that served on the benchmark's models.
-
-    slices : of a region, where its tensors can be cut into so many; slices_of_few : of a region of at most `few_ops` ops.
-    far, near : a region goes on along tensors that are larger than this share of the working set of the op that it grows from;
-        far : where much recomputation is allowed, so that larger regions pay.
-    alike : regions whose largest working sets are equal to within this share are alike: the one of fewer ops is taken.
-    worth : a region is taken if it lowers the largest working set to this share or less,
-    enough : and none is looked for where that is as small a share of the first one.
-    little : share of the working set that the results of an op take which gives the gradient of a weight.
-    rounds_most : regions of one step. tries_most : of a region, where slices of some ops turn out to give other bits.
-    """
-
-    slices: int = 8
-    slices_of_few: int = 16
-    few_ops: int = 3
-    far: tuple[float, ...] = (0.03, 0.05)
-    near: tuple[float, ...] = (0.1, 0.3, 1.01)
-    alike: float = 0.03
-    worth: float = 0.97
-    enough: float = 0.5
-    little: float = 0.05
-    rounds_most: int = 6
-    tries_most: int = 6
-
-
-SETTINGS = FindingSettings()
+# How far regions reach. All are guesses that served on the benchmark's models.
+SLICES_USUAL = 8  # of a region, where its tensors can be cut into so many
+SLICES_OF_FEW, FEW_OPS = 16, 3  # slices of a region of at most so many ops
+# A region goes on along tensors that are larger than this share of the largest working set. The far ones are for where much
+# recomputation is allowed, so that larger regions pay.
+NEAR_SHARES, FAR_SHARES = (0.1, 0.3, 1.01), (0.03, 0.05)
+ALIKE_SHARE = (
+    0.03  # regions whose largest working sets are equal to within this share are alike: the one of fewer ops is taken
+)
+WORTH_SHARE = 0.97  # a region is taken if it lowers the largest working set to this share or less
+LITTLE_SHARE = 0.05  # of its working set: the results of an op that gives the gradient of a weight take no more
+TRIES_MOST = 6  # of a region, where slices of some ops turn out to give other bits
 
 
 @dataclass(frozen=True)
@@ -69,8 +51,8 @@ class Allowed:
 
     @property
     def reach(self) -> tuple[float, ...]:
-        """Shares as in `FindingSettings`."""
-        return (*SETTINGS.far, *SETTINGS.near) if self.far else SETTINGS.near
+        """The shares of the largest working set from which regions go on along a tensor."""
+        return (*FAR_SHARES, *NEAR_SHARES) if self.far else NEAR_SHARES
 
     def differing(self, region: Region) -> set[tuple[fx.Node, Cut]]:
         """The ops of a region, with their cuts, whose slices are not proven to give the same bits."""
@@ -89,7 +71,7 @@ def next_region(sets: WorkingSets, allowed: Allowed) -> Rewrite | None:
     def may(n: fx.Node, cut: Cut) -> bool:
         return n not in whole and allowed.may(n, cut) and (n, cut) not in differing
 
-    for _ in range(SETTINGS.tries_most):
+    for _ in range(TRIES_MOST):
         region = _next_region(sets, replace(allowed, may=may))
         if region is None:
             return None
@@ -104,7 +86,7 @@ def _next_region(sets: WorkingSets, allowed: Allowed) -> Region | None:
     """The best region of ops that may be cut."""
     now = sets.largest
     before = _Worth.of(sets.bytes, now, -1)
-    for i in np.flatnonzero(sets.bytes > SETTINGS.worth * now):
+    for i in np.flatnonzero(sets.bytes > WORTH_SHARE * now):
         n = sets.nodes[i]
         region = None if n is None or not _gives_little(n, now) else _made_again(sets, n, allowed)
         if region is not None and _Worth.of(sets.cut(region), now, len(region.cuts)).better(before):
@@ -133,8 +115,8 @@ def _grown(sets: WorkingSets, seed: fx.Node, allowed: Allowed) -> Iterator[Regio
         for share in allowed.reach:
             for goes_on in (may, in_phase):
                 cuts = grown(seed, cut, int(share * sets.largest), goes_on, sets.cuts_of)
-                few = sum(not is_view(n) for n in cuts) <= SETTINGS.few_ops
-                slices = min(SETTINGS.slices_of_few if few else SETTINGS.slices, units(cuts))
+                few = sum(not is_view(n) for n in cuts) <= FEW_OPS
+                slices = min(SLICES_OF_FEW if few else SLICES_USUAL, units(cuts))
                 if slices >= 2 and (key := frozenset(cuts.items())) not in seen:
                     seen.add(key)
                     yield Region(cuts, slices, whole_views(cuts, sets.low.captured))
@@ -142,7 +124,7 @@ def _grown(sets: WorkingSets, seed: fx.Node, allowed: Allowed) -> Iterator[Regio
 
 def _gives_little(n: fx.Node, now: int) -> bool:
     """Whether the op's results take next to nothing of its working set: the gradient of a weight."""
-    return sum(storage_bytes(t) for _, t in tensors_of(n)) <= SETTINGS.little * now
+    return sum(storage_bytes(t) for _, t in tensors_of(n)) <= LITTLE_SHARE * now
 
 
 def _made_again(sets: WorkingSets, seed: fx.Node, allowed: Allowed) -> Region | None:
@@ -178,13 +160,13 @@ class _Worth:
 
     @classmethod
     def of(cls, sets: np.ndarray, before: int, price: int) -> _Worth:
-        return cls(int(sets.max()), int((sets > SETTINGS.worth * before).sum()), price)
+        return cls(int(sets.max()), int((sets > WORTH_SHARE * before).sum()), price)
 
     def better(self, other: _Worth) -> bool:
         """Whether this region is to be taken in place of the other."""
         if self.near != other.near:
             return self.near < other.near
-        if self.near or abs(self.bytes - other.bytes) <= SETTINGS.alike * other.bytes:
+        if self.near or abs(self.bytes - other.bytes) <= ALIKE_SHARE * other.bytes:
             return self.price < other.price
         return self.bytes < other.bytes
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import fx
 
+from ..capture.editing import Editor
+from ..capture.shape_only import is_stand_in
 from ..operators.cuts import tensor_arguments
 from ..operators.node_tensors import is_member, is_view, storage_bytes
-from .editing import Editor
 from .region import Region, Tensor, put_together, source, tensor, tensor_nodes
-from .shape_only import is_stand_in
 
 
 def outside(edit: Editor, region: Region) -> Iterator[tuple[Tensor, fx.Node]]:

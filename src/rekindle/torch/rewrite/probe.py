@@ -3,57 +3,72 @@
 Kernels choose by shape how they compute, so a slice may differ from the whole in the last place. The op runs whole and in
 slices on random arguments, where its device is at hand; else, and first of all for steps that are planned without tensors, a
 table of earlier measurements counts.
+
+Answers are kept in this process and on disk, so that an op is probed once per machine and torch version: one JSON file per
+environment under the folder of `model.cache_folder`:
+
+    {"format": "rekindle.bits/1", "environment": "…", "same": {question: true or false}}
+
+A damaged or foreign file counts as empty, and an entry that is no bool as missing. If the folder cannot be written to, nothing
+is stored.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
 
+from ...errors import FormatError
+from ...model.files import read_own
+from ...model.formats import parse_json
+from ...model.keyed_file import KeyedFile
+from ..costs.cache import FILE_MOST_BYTES, LOCK_WAIT_S
+from ..costs.cache import environment as environment_of_costs
 from ..costs.made_up import at_hand, undisturbed
 from ..costs.operator_calls import OperatorCall, call_of
 from ..operators.cuts import SUM, Cut
 from ..operators.known_bits import by_construction, can_be_probed, known
 from ..operators.memory_order import elements_spanned
+from ..tensors import precision
 from ..tensors.op_tensors import tensors_in
-from ..tensors.precision import deterministic
-from .answers import Answers, environment
 from .random_arguments import random_tensors
-from .slice_runs import edges_of, same_bits
+from .slice_runs import LAYOUTS_MOST, edges_of, same_bits
 
 log = logging.getLogger(__name__)
+
+FORMAT = "rekindle.bits/1"
+PROBE_VERSION = 4  # raise it whenever ops are probed in another way: older answers are then not used
+_SESSION: dict[str, dict[str, bool]] = {}  # environment -> the answers that this process has read or found
 
 
 @dataclass(frozen=True)
 class ProbeSettings:
     """Limits of the probe; an op beyond them counts as not the same. All are guesses.
 
-    most_bytes : of the arguments and results of an op that is run on a CPU. most_share : of a GPU's free memory.
+    most_bytes : of the arguments and results of an op that is run on a CPU.
     call_most_s, all_most_s : seconds of one probe and of all probes of one `Bits`, by the op's roofline, so that the same
         questions get the same answers.
-    layouts_most : mixtures of layouts of the slices that are tried.
-    rounds : how often an op runs, each time on other random arguments, after the first on ones that show the order of sums in
-        sixteen bits. seed : of the first ones.
+    runs : how often an op runs, each time on other random arguments, after the first on ones that show the order of sums in
+        sixteen bits.
     large_bytes : an op of so many bytes in float32 or float64 runs once, and some of its slices: where sums were taken in
         another order, more than half of all numbers differed. In fewer bits most sums of usual numbers round alike.
     """
 
     most_bytes: int = 2**31
-    most_share: float = 0.5
     call_most_s: float = 5.0
     all_most_s: float = 10.0
-    layouts_most: int = 8
-    rounds: int = 3
-    seed: int = 0
+    runs: int = 3
     large_bytes: int = 2**26
 
 
 SETTINGS = ProbeSettings()
+FREE_MOST_SHARE = 0.5  # of a GPU's free memory: arguments and results of an op that is run on it. A guess
 
 
 class Bits:
@@ -106,7 +121,7 @@ class Bits:
 
     def _quick(self, call: OperatorCall, runs: int) -> bool:
         """Whether a probe keeps to the limits of time. Remembered answers count too, so that later processes answer alike."""
-        seconds = call.roofline * runs * (2 + (SETTINGS.layouts_most / 2 if runs > 1 else 0))
+        seconds = call.roofline * runs * (2 + (LAYOUTS_MOST / 2 if runs > 1 else 0))
         if seconds > SETTINGS.call_most_s:
             return False
         self._spent_s += seconds
@@ -117,7 +132,7 @@ class Bits:
         remember: memory may have been short."""
         size = _bytes(node, call)
         large = size >= SETTINGS.large_bytes and _many_bits(node, call)
-        if not self._quick(call, 1 if large else SETTINGS.rounds):
+        if not self._quick(call, 1 if large else SETTINGS.runs):
             return False
         here = environment(call.device)
         if here not in self._remembered:
@@ -127,12 +142,12 @@ class Bits:
         if same is None and size > _room(call.device):
             return False
         if same is None:
-            seeds = range(SETTINGS.seed, SETTINGS.seed + (1 if large else SETTINGS.rounds))
+            seeds = range(1 if large else SETTINGS.runs)
             try:
                 same = True
                 for way in _ways(call.device):
                     with way():
-                        same = same and all(probed(node, cut, edges, s, large, s > SETTINGS.seed) for s in seeds)
+                        same = same and all(probed(node, cut, edges, s, large, bool(s)) for s in seeds)
             except Exception as e:
                 log.debug("%s in slices %s: %s", node.target, cut, e)
                 return False
@@ -144,7 +159,7 @@ def _ways(device: torch.device) -> list[Callable[[], AbstractContextManager[None
     """The settings under which an op must have the same bits: those at hand, and on a GPU, whose kernels depend on it, with
     deterministic algorithms too, under which `verify` compares steps."""
     also = device.type == "cuda" and not torch.are_deterministic_algorithms_enabled()
-    return [nullcontext, deterministic] if also else [nullcontext]
+    return [nullcontext, precision.deterministic] if also else [nullcontext]
 
 
 def probed(node: fx.Node, cut: Cut, edges: Sequence[int], seed: int, some: bool = False, cancel: bool = False) -> bool:
@@ -160,7 +175,7 @@ def probed(node: fx.Node, cut: Cut, edges: Sequence[int], seed: int, some: bool 
     call = call_of(node, None)
     with undisturbed([] if call is None else [call]):
         torch.manual_seed(seed)
-        return same_bits(node, cut, edges, random_tensors(node, cancel), SETTINGS.layouts_most, some)
+        return same_bits(node, cut, edges, random_tensors(node, cancel), some)
 
 
 def _key(call: OperatorCall, cut: Cut, edges: Sequence[int]) -> str:
@@ -186,4 +201,38 @@ def _many_bits(node: fx.Node, call: OperatorCall) -> bool:
 def _room(device: torch.device) -> float:
     if device.type != "cuda":
         return SETTINGS.most_bytes
-    return torch.cuda.mem_get_info(device)[0] * SETTINGS.most_share
+    return torch.cuda.mem_get_info(device)[0] * FREE_MOST_SHARE
+
+
+# -- remembered answers -----------------------------------------------------------------------------------------------
+class Answers(KeyedFile[bool]):
+    """Question -> whether the bits are the same, for one environment. Reading and writing never raise."""
+
+    def __init__(self, environment: str):
+        super().__init__("bits", "answers about the bits of slices", environment, LOCK_WAIT_S)
+        read, self._known = self._known, _SESSION.setdefault(environment, {})
+        self._known |= read
+
+    def _document(self, entries: Mapping[str, bool]) -> dict[str, Any]:
+        return {"format": FORMAT, "environment": self.environment, "same": dict(entries)}
+
+    def _read(self) -> dict[str, bool]:
+        """The valid entries of the file."""
+        if self.path is None:
+            return {}
+        try:
+            doc = parse_json(read_own(self.path, FILE_MOST_BYTES), str(self.path))
+        except (OSError, FormatError) as e:
+            log.debug("cache of the bits of slices passed over: %s", e)
+            return {}
+        fits = isinstance(doc, dict) and doc.get("format") == FORMAT and doc.get("environment") == self.environment
+        same = doc.get("same") if fits else None
+        return {k: x for k, x in same.items() if isinstance(x, bool)} if isinstance(same, dict) else {}
+
+
+def environment(device: torch.device) -> str:
+    """The versions, device, threads and numeric flags on which the bits of every operator depend, as text."""
+    return (
+        f"{environment_of_costs(device)}; bits {PROBE_VERSION}; products {precision.of_products()}; "
+        f"mkldnn {getattr(torch.backends.mkldnn, 'enabled', None)}"
+    )

@@ -15,6 +15,7 @@ from ..operators.rules import runnable
 from ..operators.table import copies_gaps, wants_dense
 from .random_arguments import with_tensors
 
+LAYOUTS_MOST = 8  # mixtures of layouts of the slices that are tried. A guess
 _INTS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes per element
 
 
@@ -28,14 +29,13 @@ def same_bits(
     cut: Cut,
     edges: Sequence[int],
     tensors: Sequence[torch.Tensor],
-    layouts_most: int,
     some: bool = False,
 ) -> bool:
     """Whether every slice of the op gives the bits of its part of the whole, on these arguments. Results that are added up from
     slices are passed over.
 
     A slice of a tensor is a view of it with gaps, or a tensor of its own without gaps; arguments come either way, and all
-    mixtures are tried, as far as there are no more than `layouts_most`: else all with gaps and all without.
+    mixtures are tried, as far as there are no more than `LAYOUTS_MOST`: else all with gaps and all without.
 
     some : of slices of equal size only the first two and the last run: they differ in where they lie in memory alone.
     """
@@ -44,7 +44,7 @@ def same_bits(
     whole = _results(op(*args, **kwargs))
     if tensors and tensors[0].is_cuda and not _equal(whole, _results(op(*args, **kwargs))):
         return False  # a kernel whose bits vary from run to run
-    for dense in _layouts(node, cut, edges, tensors, layouts_most):
+    for dense in _layouts(node, cut, edges, tensors):
         for begin, end in _some(edges) if some else pairwise(edges):
             pieces = [
                 t if d is None else _piece(t, d, *span(t.shape[d], begin, end, size), own)
@@ -71,7 +71,7 @@ def _some(edges: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _layouts(
-    node: fx.Node, cut: Cut, edges: Sequence[int], tensors: Sequence[torch.Tensor], most: int
+    node: fx.Node, cut: Cut, edges: Sequence[int], tensors: Sequence[torch.Tensor]
 ) -> Iterator[tuple[bool, ...]]:
     """For each argument, whether its slices are tensors of their own."""
     gaps = [
@@ -80,7 +80,7 @@ def _layouts(
     ]
     if wants_dense(node.target) or copies_gaps(node.target):
         yield tuple(gaps)
-    elif 2 ** sum(gaps) <= most:
+    elif 2 ** sum(gaps) <= LAYOUTS_MOST:
         yield from product(*([False, True] if g else [False] for g in gaps))
     else:
         yield (False,) * len(gaps)

@@ -8,33 +8,27 @@ of (the gradient of a weight, where the batch is cut) are added up.
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
 from ..capture.captured import Writing
+from ..capture.editing import Editor, Key
+from ..capture.shape_only import is_stand_in
 from ..operators.cuts import SUM, sliced_call, tensor_arguments
 from ..operators.memory_order import has_gaps
 from ..operators.table import wants_dense
 from .closeness import SUMMED, UNPROVEN
-from .editing import Editor, Key
 from .over import Over, outside
 from .region import SLICE, Region, Tensor, groups, source, tensor, units
-from .shape_only import is_stand_in
 
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True)
-class SliceSettings:
-    """joined_most_bytes : slices of smaller tensors are put together by one `cat`, which holds them twice. A guess."""
-
-    joined_most_bytes: int = 2**20
-
-
-SETTINGS = SliceSettings()
+JOINED_MOST_BYTES = (
+    2**20
+)  # slices of tensors up to this size are put together by one `cat`, which holds them twice. A guess
 
 
 def cut_into_slices(edit: Editor, region: Region) -> None:
@@ -76,7 +70,7 @@ class _Cutting:
         for n in self.members:
             if n in self.region.kept:
                 continue
-            self.edit.captured.writing.pop(n, None)
+            self.edit.writing.pop(n, None)
             for u in n.users:
                 self.edit.leave(u)
             self.edit.leave(n)
@@ -89,7 +83,7 @@ class _Cutting:
 
     def _slice(self, n: fx.Node, i: int) -> fx.Node:
         """Slice i of an op."""
-        c, cut, at = self.edit.captured, self.cuts[n], self._at(n, i)
+        cut, at = self.cuts[n], self._at(n, i)
         given = tensor_arguments(n)
         pieces: list[fx.Node] = []
         for a, dim in zip(given, cut.ins, strict=True):
@@ -111,8 +105,8 @@ class _Cutting:
         made = self._call(target, args, n, at, kwargs)
         if n in self.region.unproven:
             made.meta[UNPROVEN] = True
-        if n in c.writing and n not in self.region.kept:  # one that runs whole too writes then
-            c.writing[made] = self._writing(n, made, i, at)
+        if n in self.edit.writing and n not in self.region.kept:  # one that runs whole too writes then
+            self.edit.writing[made] = self._writing(n, made, i, at)
         return made
 
     def _sums_products(self, n: fx.Node) -> bool:
@@ -203,7 +197,7 @@ class _Cutting:
 
     def _is_joined(self, like: torch.Tensor) -> bool:
         """Whether slices are put together by one `cat`, whose result lies in memory in the usual order of dimensions."""
-        return like.is_contiguous() and like.numel() * like.element_size() <= SETTINGS.joined_most_bytes
+        return like.is_contiguous() and like.numel() * like.element_size() <= JOINED_MOST_BYTES
 
     def _buffer(self, n: fx.Node, like: torch.Tensor) -> fx.Node:
         kwargs = {"dtype": like.dtype, "layout": torch.strided, "device": like.device, "pin_memory": False}
@@ -212,7 +206,7 @@ class _Cutting:
 
     def _writing(self, n: fx.Node, made: fx.Node, i: int, at: Key) -> Writing:
         """What the first run of slice i writes: its part of what the whole op writes."""
-        old, like = self.edit.captured.writing[n], n.args[0].meta["val"]  # type: ignore[union-attr]
+        old, like = self.edit.writing[n], n.args[0].meta["val"]  # type: ignore[union-attr]
         given = list(old.args)
         for k, a in enumerate(given):
             if k < len(made.args) and isinstance(n.args[k], fx.Node):

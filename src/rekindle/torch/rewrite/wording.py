@@ -53,7 +53,7 @@ def span_of(paths: Sequence[str]) -> str:
 
 
 def _saved(nodes: Sequence[fx.Node]) -> str:
-    counts = Counter(_SAVED[n.target] for n in nodes if n.target in _SAVED)  # type: ignore[index]
+    counts = Counter(_SAVED[n.target] for n in nodes if n.target in _SAVED)
     return ", ".join(f"{what} of {n:,} {layer}{'' if n == 1 else 's'}" for (what, layer), n in counts.items())
 
 

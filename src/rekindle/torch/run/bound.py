@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import nn
 from ...errors import PlanMismatch, RekindleError
 from ...model.plan import Plan
 from ..private import is_fake
-from ..rewritten import as_planned, proven_here
+from ..rewrite.rewritten import as_planned, proven_here
 from ..situation.guards import Guards
 from ..situation.module_call import ModuleCall
 from ..situation.numbers import read
@@ -165,7 +165,7 @@ def _refuse_elsewhere(model: nn.Module, traced: Trace) -> None:
         )
 
 
-def answered(questions: list[Question], tensors: list[torch.Tensor], model: nn.Module) -> bool:
+def answered(questions: Sequence[Question], tensors: list[torch.Tensor], model: nn.Module) -> bool:
     """Whether forward would get the same answers from these inputs, and from the model's buffers as they are now."""
     return all(q.same(tensors, model) for q in questions)
 

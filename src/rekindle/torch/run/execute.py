@@ -32,6 +32,9 @@ from .results import no_views
 from .second import Second
 from .shared_casts import CallInBlock, PlainCasts, entered
 
+# captured step -> the parameters of `Runner.rounds`, for all that run the step
+_ROUNDING: weakref.WeakKeyDictionary[Captured, list[str]] = weakref.WeakKeyDictionary()
+
 
 @dataclass(eq=False)
 class TrainingStep:
@@ -249,8 +252,7 @@ class Runner:
         self.device = _engine_device(c)
         self.given = [p for p in c.placeholders if p.op == "placeholder"]
         place = {p: i for i, p in enumerate(self.given)}
-        self._sums = additions(c)
-        self._parts = program.parts
+        self._sums, self._parts = additions(c), program.parts
         self._added_inside = {place[p] for p in program.parts}
         # A tensor whose gradient may be handed over in parts is passed once per part.
         self.stage_inputs = [
@@ -364,13 +366,13 @@ class Runner:
     @property
     def rounds(self) -> str:
         """Names of the parameters whose gradients differ from eager's by rounding if one backward goes through two calls."""
-        names = self.lowered.captured.rounds
+        names = _ROUNDING.get(self.lowered.captured, [])
         return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
     def let_round(self) -> None:
         """Note that gradients added up from several uses differ from eager's by rounding."""
-        c = self.lowered.captured
-        c.rounds = [name for p in self._sums if (name := c.params.get(p))] or ["an input"]
+        params = self.lowered.captured.params
+        _ROUNDING[self.lowered.captured] = [params[p] for p in self._sums if params.get(p)] or ["an input"]
 
     @property
     def waits(self) -> bool:

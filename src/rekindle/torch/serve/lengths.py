@@ -10,17 +10,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from ..capture.normalise import lower
 from ..capture.resize import Anatomy
+from ..costs.resident import resident_beside
 from ..measure.witness import Witness
-from ..resident import resident_bytes
 from ..run.bound import answered
-from ..situation.attributes import plain_tensors
 from ..situation.module_call import Key, ModuleCall
-from ..trace import Trace, newly_held
+from ..trace import Trace
 from .pattern import Pattern
 
 # Captured steps from which a further one may follow: two say how a number depends on a size, and the third confirms it. Where
@@ -197,9 +195,8 @@ def _same_state(one: Trace, other: Trace) -> bool:
 
 def _as_trace(model: nn.Module, call: ModuleCall, key: Key, like: Trace, captured: Any) -> Trace:
     """The captured step as a trace with modelled costs. like : the trace of another size."""
-    held: list[torch.Tensor] = [*captured.constants.values(), *(t for *_, t in plain_tensors(model))]
     how = like.options
-    resident = resident_bytes(model, call.tensors, held, how.gradients) + newly_held(model, captured) + like.state_bytes
+    resident = resident_beside(model, call.tensors, captured, how.gradients) + like.state_bytes
     lowered = lower(captured, like.module_name, resident, how.must_save, how.gradients)
     made = replace(like, graph=lowered.graph, lowered=lowered, key=key, spec=call.spec)
     return made.costed(like.options.target, measure=False)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections.abc import Sequence
 
 from ...ask import PlanOptions, TraceOptions
 from ...errors import PlanMismatch, TraceError
 from ...model.judge import simulate
 from ...model.plan import Plan
 from ...sizes import format_bytes
-from ..rewritten import fitting, rewritten_like
+from ..rewrite.rewritten import fitting, rewritten_like
 from ..run.bound import answered
 from ..run.stages import LastReads
 from ..situation.guards import Expected
@@ -34,7 +35,7 @@ class LoadedPlan:
     def __init__(self, plan: Plan, how: TraceOptions, options: PlanOptions):
         self.waits, self.travelled, self.first_is_over = plan.trace is None, False, False
         self._plan, self._how, self._options = plan, how, options
-        self._unlike: list[tuple[Key, Expected, list[Question]]] = []  # calls that the plan does not fit
+        self._unlike: list[tuple[Key, Expected, Sequence[Question]]] = []  # calls that the plan does not fit
 
     def copied(self) -> LoadedPlan:
         """For a copy of the module, which may be in another state."""

@@ -1,4 +1,8 @@
-"""The plan of a trace as it stands, without rewrites, and the bytes that its step takes beside the storages of its graph."""
+"""The plan of a trace as it stands, without rewrites, one for all processes of a distributed run; and the bytes that its step
+takes beside the storages of its graph.
+
+The first process that asks makes the plan, the others judge and certify its schedule.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,21 @@ from typing import Any
 
 from ...ask import PlanOptions
 from ...candidates import Known
+from ...errors import InfeasibleBudget
 from ...estimates.allocator import BLOCK_BYTES
+from ...model import formats
 from ...model.graph import Graph
+from ...model.judge import simulate
 from ...model.plan import Plan
+from ...model.schedule import Schedule
 from ...own_terms import plain_activation_bytes
 from ...planner import plan_graph
+from ...sizes import format_bytes
+from ..costs.for_all import costs_from_json, with_costs
 from ..operators import rules
 from ..operators.node_tensors import tensors_of
-from ..plan_for_all import plan_for_all
 from ..run import stages
+from ..tensors import ranks
 from ..trace import Trace
 
 # Scalars that are alive at once, each in a block of CUDA's allocator: the loss and its gradient, and two more while a loss is
@@ -32,17 +42,86 @@ def bookkeeping(trace: Trace) -> int:
     return BLOCK_BYTES * SCALARS + (GENERATOR_BYTES if on_cpu else 0)
 
 
+GRADIENTS_SAID_SHARE = 0.01  # of the peak: a smaller saving by another choice of `gradients` is not said. A guess
+
+
 def plan_trace(traced: Trace, options: PlanOptions, make: Callable[..., Plan]) -> Plan:
-    """The plan of a trace, which all processes of a distributed run share. make : called like `plan_graph`, in one process."""
-    spare = bookkeeping(traced)
+    """The plan of a trace. Every process gets it that asks for the same: the same graph, resident bytes and options.
+
+    Costs of ops are no part of the question: they may differ from process to process, and those of the process that makes the
+    plan count for all. make : called like `plan_graph`, in one process.
+
+    Raises
+    ------
+    InfeasibleBudget, UsageError : as `make`, in each process alike.
+    RekindleError : the process that makes the plan failed.
+    """
+    spare, graph = bookkeeping(traced), traced.graph
     plain = None if traced.origin is None else plain_activation_bytes(traced.origin.graph)
     how: dict[str, Any] = {"finish": stages.finish(traced.lowered), "bookkeeping": spare, "plain_bytes": plain}
 
-    def planned(graph: Graph, known: Known | None) -> Plan:
-        if known is not None:
-            return plan_graph(graph, options, known=known, **how)
+    def first() -> Plan:
         return traced.planned(lambda graph: make(graph, options, **how))
 
     more = {"spare_bytes": spare, "plain_bytes": plain, "target": traced.options.target, "fake": traced.fake}
-    found = plan_for_all(traced.graph, options, more, planned)
+    found = ranks.once("the plan", question_of(graph, options, more), first, _document, options.report)
+    if isinstance(found, ranks.Received):
+        where = "the plan of another process"
+        r = formats.Reader(found.answer, where)
+        schedule = formats.schedule_from_json(r.table("schedule"), where)
+        costs = costs_from_json(r.items("costs"), len(graph.ops), where)
+        known = Known(schedule, r.whole("bound_bytes"))
+        found = plan_graph(with_costs(graph, range(len(graph.ops)), costs), options, known=known, **how)
     return replace(found, trace=traced.with_graph(found.graph))
+
+
+def question_of(graph: Graph, options: PlanOptions, more: dict[str, Any]) -> dict[str, Any]:
+    """The question that processes ask which want one plan, as JSON. more : all else on which the plan depends."""
+    return {
+        "graph_hash": graph.hash, "resident_bytes": graph.resident_bytes, "goal": options.goal.to_json(),
+        "solver": options.solver, "cost": options.cost, "effort": options.effort, "time_limit": options.time_limit,
+        "seed": options.seed, "parity": options.parity, **more,
+    }  # fmt: skip
+
+
+def _document(plan: Plan) -> dict[str, Any]:
+    schedule = plan.schedule
+    return {
+        "schedule": {
+            "format": formats.SCHEDULE, "graph_hash": schedule.graph_hash, "solver": schedule.solver,
+            "steps": formats.steps_to_json(schedule),
+        },
+        "bound_bytes": plan.bound_bytes,
+        "costs": [[o.seconds, o.flops, o.workspace] for o in plan.graph.ops],
+    }  # fmt: skip
+
+
+def with_gradients_said(traced: Trace, make: Callable[[], Plan]) -> Plan:
+    """The plan of a budget in bytes, whose trace says what another choice of `gradients` would save with the same schedule.
+
+    Raises
+    ------
+    InfeasibleBudget : as `make`; the message says how many bytes of gradients count from the start of the step.
+    """
+    if traced.options.gradients != "kept":
+        return make()
+    try:
+        plan = make()
+    except InfeasibleBudget as e:
+        e.args = (
+            f"{e}. {format_bytes(traced.gradient_bytes)} of gradients count from the start of the step; if the loop sets them "
+            'to None before each step, gradients="fresh" counts each one from when it is made',
+        )
+        raise
+    words, peak = [], plan.peak_bytes
+    for how in ("fresh", "consumed"):
+        other = _peak_with(plan, how)
+        if peak - other >= GRADIENTS_SAID_SHARE * plan.peak_bytes:
+            words.append(f'gradients="{how}" would take {format_bytes(plan.peak_bytes - other)} less')
+            peak = other
+    return replace(plan, trace=replace(plan.trace, saved=", ".join(words)))
+
+
+def _peak_with(plan: Plan, gradients: str) -> int:
+    graph = plan.trace.with_gradients(gradients).graph
+    return simulate(graph, Schedule.from_runs(graph, plan.schedule.runs, plan.schedule.solver)).peak_bytes

@@ -26,7 +26,7 @@ from ..capture.trace_errors import OF_FIRST_CALLS
 from ..measure import trial
 from ..measure.variation import communicates
 from ..measure.witness import Witness
-from ..rewritten import with_sums_here
+from ..rewrite.rewritten import with_sums_here
 from ..run.bound import Bound
 from ..situation.numbers import Place, name_of, read
 from ..tensors import tree

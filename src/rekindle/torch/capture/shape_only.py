@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..capture.captured import Captured
 from ..operators.node_tensors import storage_bytes
 from ..operators.table import by_overload
+from .captured import Captured
 from .editing import Editor
 
 aten = torch.ops.aten
@@ -47,14 +47,14 @@ def may_stand_in(like: Any, memory: Any) -> bool:
     )  # fmt: skip
 
 
-def without_shapes(c: Captured) -> None:
-    """Let stand-ins take the place of all arguments of a captured step that are read for their shape only."""
+def without_shapes(c: Captured) -> Captured:
+    """The step with stand-ins in place of all arguments that are read for their shape only. Its nodes are edited."""
     found = [n for n in c.nodes if n.target in SHAPE_ONLY and may_stand_in(*(n.args[i] for i in SHAPE_ONLY[n.target]))]
     if not found:
-        return
+        return c
     edit = Editor(c, copy=False)
     with edit.at_work():
         for n in found:
             at, memory = SHAPE_ONLY[n.target]
             edit.set_argument(n, at, stand_in(edit, n.args[at], n.args[memory], n))  # type: ignore[arg-type]
-    edit.finish()
+    return edit.finish()

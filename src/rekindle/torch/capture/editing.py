@@ -1,4 +1,8 @@
-"""A copy of a captured step that may be edited: new ops beside the old ones, and old ones replaced."""
+"""Edits of a captured step: new ops beside the old ones, and old ones replaced.
+
+Slices of one op have results that are laid out alike, so one of them is asked for its fake result: a fake kernel may take
+milliseconds (the backward of a batch norm runs its decomposition), an empty fake tensor microseconds.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +10,39 @@ import contextlib
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import fx
 
-from ..capture.captured import Captured, Writing, joint_fake_mode
 from ..operators import rules
 from ..operators.eager_strides import eager_strides
 from ..operators.node_tensors import tensors_of
-from ..private import FakeTensorMode, disable_autocast
-from .fresh_results import FreshResults, value
+from ..private import FakeTensorMode, OpOverload, disable_autocast
+from .captured import Captured, Writing, fake_result, joint_fake_mode, memory_of
 
 Key = tuple[float, ...]
+Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 
 
 class Editor:
-    """Edits a copy of a captured step, and leaves the original as it is; with copy=False, edits the step itself.
+    """Edits a copy of a captured step, and leaves the original as it is; with copy=False, edits the nodes of the step itself,
+    which is of no use afterwards.
 
-    captured : the step that is edited. new : node of the original -> node of the copy.
+    captured : the step as it is so far. new : node of the original -> node of the copy.
+    writing : as in `captured`; the edits themselves change it.
     """
 
     def __init__(self, original: Captured, copy: bool = True):
-        self.captured, self.new = copied(original) if copy else (original, {})
-        self._graph = self.captured.nodes[0].graph
+        c, self.new = _copied(original) if copy else (original, {})
+        self._nodes, self._outputs, self.writing = list(c.nodes), list(c.outputs), dict(c.writing)
+        self._mutations, self._gradients = dict(c.mutations), dict(c.gradients)
+        self._module_path, self._source = dict(c.module_path), dict(c.source)
+        self.captured = replace(
+            c, nodes=self._nodes, outputs=self._outputs, writing=self.writing, mutations=self._mutations,
+            gradients=self._gradients, module_path=self._module_path, source=self._source,
+        )  # fmt: skip
+        self._graph = c.nodes[0].graph
         self._place: dict[fx.Node, Key] = {n: (float(i),) for i, n in enumerate(self.captured.nodes)}
         self._mode: Any = joint_fake_mode(self.captured.graph_module) or FakeTensorMode(allow_non_fake_inputs=True)
         self._left: list[fx.Node] = []  # nodes that have lost a reader
@@ -47,13 +59,12 @@ class Editor:
         self, target: Any, args: Sequence[Any], like: fx.Node, at: Key, kwargs: Mapping[str, Any] | None = None
     ) -> fx.Node:
         """A new op. like : the op that it stands for, whose module and phase it gets. at : its place in the order of ops."""
-        c = self.captured
         n = self._graph.create_node("call_function", target, tuple(args), dict(kwargs or {}))
         n.meta = {k: x for k, x in like.meta.items() if k not in ("val", "tensor_meta")}
         n.meta["val"] = self._results.of(n)
-        c.nodes.append(n)
+        self._nodes.append(n)
         self._place[n] = at
-        for table in (c.module_path, c.source):
+        for table in (self._module_path, self._source):
             if like in table:
                 table[n] = table[like]
         return n
@@ -64,24 +75,23 @@ class Editor:
 
     def replace(self, old: fx.Node, new: fx.Node) -> None:
         """Let everything that reads `old`, or returns it, take `new`."""
-        c = self.captured
         old.replace_all_uses_with(new)
-        c.outputs = [new if n is old else n for n in c.outputs]
-        c.mutations = {p: new if n is old else n for p, n in c.mutations.items()}
-        c.gradients = {p: new if n is old else n for p, n in c.gradients.items()}
-        for n, w in c.writing.items():
+        self._outputs[:] = [new if n is old else n for n in self._outputs]
+        for table in (self._mutations, self._gradients):
+            table.update({p: new for p, n in table.items() if n is old})
+        for n, w in self.writing.items():
             if any(a is old for a in w.args):
-                c.writing[n] = Writing(w.target, tuple(new if a is old else a for a in w.args))
+                self.writing[n] = Writing(w.target, tuple(new if a is old else a for a in w.args))
         self._left.append(old)
-        gone = _memory(old) - _memory(new)
+        gone = memory_of(old) - memory_of(new)
         if gone:
             self._look_again(new, gone)
 
     def _look_again(self, base: fx.Node, gone: set[int]) -> None:
         """Let views of tensors that were replaced be views of what replaced them."""
         for u in base.users:
-            if u.op == "call_function" and _memory(u) & gone:
-                u.meta["val"] = value(u)
+            if u.op == "call_function" and memory_of(u) & gone:
+                u.meta["val"] = fake_result(u)
                 self._look_again(u, gone)
 
     def set_argument(self, n: fx.Node, position: int, value: Any) -> None:
@@ -107,16 +117,11 @@ class Editor:
                 gone.add(n)
                 self._left += n.all_input_nodes
                 self._graph.erase_node(n)
-        c.nodes[:] = _in_order([n for n in c.nodes if n not in gone], self._place)
+        self._nodes[:] = _in_order([n for n in self._nodes if n not in gone], self._place)
         last = next(n for n in reversed(self._graph.nodes) if n.op == "output")
-        for n in c.nodes:  # the graph too, whose readers expect that a node comes after its arguments
+        for n in self._nodes:  # the graph too, whose readers expect that a node comes after its arguments
             last.prepend(n)
         return c
-
-
-def _memory(n: fx.Node) -> set[int]:
-    """The storages of a node's tensors."""
-    return {t.untyped_storage()._cdata for _, t in tensors_of(n)}
 
 
 def without_aliases(c: Captured) -> Captured:
@@ -149,7 +154,7 @@ def _in_order(nodes: Sequence[fx.Node], place: Mapping[fx.Node, Key]) -> list[fx
     return found
 
 
-def copied(c: Captured) -> tuple[Captured, dict[fx.Node, fx.Node]]:
+def _copied(c: Captured) -> tuple[Captured, dict[fx.Node, fx.Node]]:
     """A captured step with nodes of its own, on the same fake tensors; and old node -> new node."""
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
@@ -159,23 +164,58 @@ def copied(c: Captured) -> tuple[Captured, dict[fx.Node, fx.Node]]:
     for n in [*given, *c.nodes, *ended]:  # new ops stand at the end of an edited graph, whatever their place is
         new[n] = graph.node_copy(n, new.__getitem__)
         new[n].meta = dict(n.meta)
-
-    def to(n: Any) -> Any:
-        return new.get(n, n) if isinstance(n, fx.Node) else n
-
-    writing = {new[n]: Writing(w.target, tuple(fx.node.map_arg(w.args, to))) for n, w in c.writing.items()}
-    by_node: Any = {k: {new[n]: x for n, x in getattr(c, k).items() if n in new} for k in _BY_NODE}
-    made = replace(
-        c,
-        nodes=[new[n] for n in c.nodes],
-        **by_node,
-        outputs=[to(n) for n in c.outputs],
-        mutations={new[p]: to(n) for p, n in c.mutations.items()},
-        gradients={new[p]: to(n) for p, n in c.gradients.items()},
-        writing=writing,
-        graph_module=SimpleNamespace(graph=graph),
-    )  # fmt: skip
-    return made, new
+    return c.on(graph, new), new
 
 
-_BY_NODE = ("params", "buffers", "inputs", "constants", "tangents", "module_path", "source")
+class FreshResults:
+    """Results of ops in memory of their own, remembered by op and arguments. Used inside `Editor.at_work`."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[bool, list[Layout | None]]] = {}
+
+    def of(self, n: fx.Node) -> Any:
+        """The fake result of an op."""
+        if not isinstance(n.target, OpOverload):
+            return fake_result(n)
+        key = f"{n.target} {fx.node.map_arg((n.args, n.kwargs), _described)}"
+        if key in self._known:
+            several, layouts = self._known[key]
+            made = [x and torch.empty_strided(x[0], x[1], dtype=x[2], device=x[3]) for x in layouts]
+            return tuple(made) if several else made[0]
+        found = fake_result(n)
+        several = isinstance(found, tuple | list)
+        members = list(found) if several else [found]
+        if _in_own_memory(members, n):
+            self._known[key] = several, [None if t is None else _layout(t) for t in members]
+        return found
+
+
+def _described(n: fx.Node) -> Any:
+    """What the layout of a result may depend on, as text can show it."""
+    tensors = tensors_of(n)
+    return [(i, *_layout(t)) for i, t in tensors] if tensors else n.meta.get("val")
+
+
+def _layout(t: torch.Tensor) -> Layout:
+    return t.shape, t.stride(), t.dtype, t.device
+
+
+def _in_own_memory(members: list[Any], n: fx.Node) -> bool:
+    """Whether an empty tensor of its layout can stand for each member of a result: each fills a storage of its own."""
+    taken = {t.untyped_storage()._cdata for a in n.all_input_nodes for _, t in tensors_of(a)}
+    for t in members:
+        if t is None:
+            continue
+        if not isinstance(t, torch.Tensor) or t.layout is not torch.strided or 1 in t.shape:
+            return False  # rules of eager's strides look at dimensions of size one
+        storage = t.untyped_storage()
+        if storage._cdata in taken or t.storage_offset() or storage.nbytes() != _span_bytes(t):
+            return False
+        taken.add(storage._cdata)
+    return True
+
+
+def _span_bytes(t: torch.Tensor) -> int:
+    """Bytes from the first to the last element of a tensor."""
+    last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+    return (last + 1) * t.element_size() if t.numel() else 0

@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import torch
 
-from ..errors import ParityError, PlanMismatch
-from ..model.op_names import op_words
-from ..model.plan import Plan
-from ..model.rewriting import Rewrite
-from .capture.captured import Captured
-from .capture.normalise import lower
-from .operators.node_tensors import tensors_of
-from .rewrite.apply import rewritten
-from .rewrite.closeness import marked, sums
-from .rewrite.probe import Bits
-from .trace import Trace
+from ...errors import ParityError, PlanMismatch
+from ...model.op_names import op_words
+from ...model.plan import Plan
+from ...model.rewriting import Rewrite
+from ..capture.captured import Captured
+from ..capture.normalise import lower
+from ..operators.node_tensors import tensors_of
+from ..trace import Trace
+from .apply import rewritten
+from .closeness import marked, sums
+from .probe import Bits
 
 
 def with_rewrites(traced: Trace, steps: Sequence[Rewrite], bits: Bits | None = None) -> Trace:

@@ -1,0 +1,320 @@
+"""Chooses the graph of a plan: the captured step's own, one with smaller saves, or one in which regions run in slices.
+
+The captured step's own graph is always a candidate, so that a plan is never worse than without rewrites. Other graphs are
+searched only where they promise more: where the captured step's largest op stands in the way of a smaller plan, or of one that
+keeps a budget.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Protocol, TypeVar
+
+from . import bounds
+from .ask import Goal, PlanOptions
+from .errors import InfeasibleBudget, PlanMismatch, UsageError
+from .model.floor import single_op
+from .model.graph import Graph
+from .model.plan import Plan
+from .model.rewriting import Plain, Rewrite, Rewriting
+from .model.rewriting_words import short
+from .own_terms import beside_captured, once, overhead_beside, own_goal, plain_figures
+from .progress import announce
+
+log = logging.getLogger("rekindle")
+T = TypeVar("T")
+Steps = tuple[Rewrite, ...]  # the rewrites of a variant; () is the captured step
+CLOSE = "close"
+# Effort for the larger graphs of rewritten steps: the same plans in half the time, in most cases.
+_LESS = {"normal": "quick"}
+
+# When rewritten graphs are searched. All are guesses. The floor is the working set of the captured step's largest op.
+WAITING_SHARE = (
+    0.85  # of the floor: no rewrite is looked for where as much must wait beside some op, however it is computed
+)
+# The captured step is searched first where a bound shows that its peak is more than so many times the floor. After it,
+# rewritten ones are searched where its plan takes at most so many times the bound on it.
+NEAR_BOUND_TIMES = 1.1
+DEEP_TIMES = 5.0  # the floor: the captured step is also searched first where the plain step takes as much
+# Rewritten steps are searched within budgets of at most so many times the floor; and for least memory, if smaller saves lower
+# the floor, where the captured step's plan takes at most as much.
+ROOMY_TIMES = 1.7
+WORTH_SHARE = 0.97  # of the floor: smaller plans are searched for where a rewrite lowers the floor to it
+# Of the floor: with effort "thorough", rewritten steps are searched where a region in slices lowers the floor to it. Of the
+# smallest peak found: within budgets of at least as much, larger regions are tried before a refusal.
+LOW_SHARE = 0.6
+LITTLE_SHARE = (
+    0.9  # of the floor: where slices that may round bring the peak no lower, those of the same bits are tried too
+)
+FAR_OVERHEAD = 0.2  # from which larger regions are taken
+CHEAP_OVERHEAD = 0.01  # of a plan within a budget, up to which no other is searched for
+
+
+class Family(Protocol):
+    """The graphs of one step, as it was captured and with rewrites: they are found, made and costed when they are asked for."""
+
+    def smaller_saves(self, packed: bool = True) -> Steps:
+        """The rewrites without slices; () where there are none. packed : whether saves are packed, which takes time."""
+
+    def in_slices(self, far: bool, rounding: bool, packed: bool = True) -> Steps:
+        """The rewrites with regions in slices; () where none lowers the floor.
+
+        far : whether much recomputation is allowed. rounding : whether the results may differ by rounding.
+        """
+
+    def graph(self, steps: Steps) -> Graph:
+        """The graph of a variant; the captured one has costs.
+
+        Raises
+        ------
+        PlanMismatch : the step cannot be rewritten so.
+        """
+
+    def costed(self, steps: Steps) -> Graph:
+        """The graph of a variant with costs."""
+
+    def sums(self, steps: Steps) -> tuple[str, ...]:
+        """Names of the parameters whose gradients may differ from the captured step's by rounding."""
+
+    def plan(self, steps: Steps, options: PlanOptions) -> Plan:
+        """The plan of a variant that has costs, for options in its own terms."""
+
+    def leave_out_guesses(self) -> None:
+        """Count no workspace of the captured step that was guessed."""
+
+
+def goal_of(graph: Graph, plain: Plain, options: PlanOptions) -> Goal | None:
+    """The goal as one of the rewritten step, which may cost more than the captured one; None: it costs more than is allowed. A
+    budget stays as it is: a fraction is one of the captured step's activations."""
+    goal = options.goal
+    return goal if goal.max_overhead is None else own_goal(goal, graph, plain, options.cost)
+
+
+class Choice:
+    """One choice of a graph.
+
+    captured : the captured step. plain : its figures. floor : the working set of its largest op. close : whether slices may
+        round.
+    refusals : of graphs that cannot keep the budget.
+    _dear : rewrites that cost more than the goal allows, without any recomputation.
+    """
+
+    def __init__(self, family: Family, options: PlanOptions):
+        self.family, self.options = family, options
+        self.captured = family.graph(())
+        self.plain = plain_figures(self.captured)
+        self.floor, self.plain_bytes = _floor(self.captured), self.plain.peak_bytes - self.captured.resident_bytes
+        self.close = options.parity == CLOSE
+        self.refusals: list[InfeasibleBudget] = []
+        self._dear: set[Steps] = set()
+        self._graphs: dict[Steps, Graph | None] = {}
+
+    # -- goals ---------------------------------------------------------------------------------------------------------
+    def best(self) -> Plan:
+        """The plan for the goal.
+
+        Raises
+        ------
+        InfeasibleBudget, UsageError : as `Family.plan`; an infeasible budget is refused with the smallest peak of all
+            candidates.
+        """
+        limit = self.options.goal.limit(self.captured.resident_bytes, self.plain_bytes)
+        return self._of_least_memory() if limit is None else self._within(limit)
+
+    def _of_least_memory(self) -> Plan:
+        captured = None
+        if not self._floor_binds() or self.plain_bytes >= DEEP_TIMES * self.floor:
+            captured = self._captured()
+            if not self._promises(captured):
+                return captured
+        announce(self.options.progress, "looking for ops that may run in slices")
+        best, tried = captured, dict[Steps, Plan | None]()
+        for steps in self._candidates(tried):
+            if steps not in tried and self._lowers_the_floor(steps):
+                tried[steps] = self.plan(steps, best)
+                best = _smaller(best, tried[steps])
+        if captured is None and not self._beaten(best):
+            best = _smaller(self._captured(), best)
+        assert best is not None
+        return best
+
+    def _within(self, limit: int) -> Plan:
+        """The cheapest plan within a budget in bytes."""
+        best = None
+        if limit < single_op(self.captured).bytes:
+            self.family.leave_out_guesses()
+            self.captured = self.family.graph(())
+        if limit >= single_op(self.captured).bytes:
+            best = self._unless_refused(self._captured)
+            roomy = limit > self.captured.resident_bytes + ROOMY_TIMES * self.floor
+            if best is not None and (best.overhead <= CHEAP_OVERHEAD or roomy):
+                return best
+        for find in (lambda: self.smaller_saves, lambda: self.slices):
+            if (best is None or best.overhead > CHEAP_OVERHEAD) and (steps := find()):
+                best = _cheaper(best, self._unless_refused(partial(self.plan, steps, best, limit)))
+        if best is None and self._comes_near(limit) and (steps := self._slices_of(far=True)) and steps != self.slices:
+            best = self._unless_refused(partial(self.plan, steps))  # larger regions, which cost more, before a refusal
+        if best is not None:
+            return best
+        if not self.refusals:
+            return self._captured()
+        raise min(self.refusals, key=lambda e: e.smallest_peak)
+
+    def _comes_near(self, limit: int) -> bool:
+        """Whether the smallest peak of the graphs that were refused is not far above the budget."""
+        resident = self.captured.resident_bytes
+        smallest = min((e.smallest_peak for e in self.refusals), default=limit)
+        return limit - resident >= LOW_SHARE * (smallest - resident)
+
+    # -- candidates ----------------------------------------------------------------------------------------------------
+    def _candidates(self, tried: Mapping[Steps, Plan | None]) -> Iterator[Steps]:
+        """The lists of rewrites for least memory. tried : those before, with their plans."""
+        yield self.slices
+        plan = tried.get(self.slices)
+        little = plan is None or plan.activation_peak_bytes > LITTLE_SHARE * self.floor
+        if self.close and (little or self.options.effort == "thorough"):
+            yield self._slices_of(far=True, rounding=False)  # shorter regions may cost less than those that may round
+        if self.slices in self._dear:
+            yield self._slices_of(far=False)
+        yield self.smaller_saves
+        if self.smaller_saves in self._dear:
+            yield self._slices_of(far=False, packed=False)
+            yield _found(partial(self.family.smaller_saves, packed=False), ())
+
+    @cached_property
+    def slices(self) -> Steps:
+        """The rewrites with regions in slices; () where none lowers the floor."""
+        goal = self.options.goal
+        return self._slices_of(far=goal.least_memory or (goal.max_overhead or 0.0) >= FAR_OVERHEAD)
+
+    @cached_property
+    def smaller_saves(self) -> Steps:
+        """The rewrites without slices; () where there are none."""
+        return _found(self.family.smaller_saves, ())
+
+    def _slices_of(self, far: bool, rounding: bool = True, packed: bool = True) -> Steps:
+        """Rewrites with regions in slices; () where looking for them fails. rounding : False: of the same bits, even if the
+        plan need only be close."""
+        return _found(partial(self.family.in_slices, far, self.close and rounding, packed), ())
+
+    def _floor_binds(self) -> bool:
+        """Whether no bound lies above the floor: the largest op alone may prevent a smaller plan of the captured step."""
+        graph, overhead = self.captured, self.options.goal.max_overhead
+        if overhead is None:
+            bound = bounds.look_ahead(graph)
+        else:
+            bound = bounds.at_overhead(graph, graph.weights(self.options.cost), overhead)
+        return bound.bytes - graph.resident_bytes <= NEAR_BOUND_TIMES * self.floor
+
+    def _lowers_the_floor(self, steps: Steps, share: float = WORTH_SHARE) -> bool:
+        """Whether the largest op of the rewritten step needs no more than this share of the captured step's."""
+        made = self.graph(steps) if steps else None
+        return made is not None and _floor(made) <= share * self.floor
+
+    def _waits(self) -> bool:
+        """Whether the tensors waiting beside one op take about as much memory as the largest op: then rewrites gain little."""
+        graph, overhead = self.captured, self.options.goal.max_overhead
+        if overhead is None:
+            return False
+        return bounds.waits_at_overhead(graph, graph.weights(self.options.cost), overhead) >= WAITING_SHARE * self.floor
+
+    def _promises(self, plan: Plan) -> bool:
+        """Whether a rewrite may give a smaller plan than the captured step's."""
+        if self._waits():
+            return False
+        if plan.activation_peak_bytes <= NEAR_BOUND_TIMES * (plan.bound_bytes - plan.graph.resident_bytes):
+            return True
+        if plan.activation_peak_bytes > ROOMY_TIMES * self.floor:
+            return False
+        if self._floor_binds() and self._lowers_the_floor(self.smaller_saves):
+            return True
+        return self.options.effort == "thorough" and self._lowers_the_floor(self.slices, LOW_SHARE)
+
+    def _beaten(self, plan: Plan | None) -> bool:
+        """Whether every schedule of the captured step takes more memory than the plan, within the goal."""
+        return plan is not None and self._bound(self.captured, self.options.goal) > plan.peak_bytes
+
+    def _bound(self, graph: Graph, goal: Goal) -> int:
+        """Bytes that every schedule of the step takes, within the goal, as far as quick bounds tell."""
+        overhead = float("inf") if goal.max_overhead is None else goal.max_overhead
+        found = bounds.at_overhead(graph, graph.weights(self.options.cost), overhead)
+        return max(single_op(graph).bytes, bounds.look_ahead(graph).bytes, found.bytes)
+
+    # -- plans ---------------------------------------------------------------------------------------------------------
+    def _captured(self) -> Plan:
+        return self.family.plan((), self.options)
+
+    def graph(self, steps: Steps) -> Graph | None:
+        """The graph of the step with rewrites, without costs; None: it cannot be made."""
+        if steps not in self._graphs:
+            self._graphs[steps] = _found(partial(self.family.graph, steps), None)
+        return self._graphs[steps]
+
+    def plan(self, steps: Steps, beside: Plan | None = None, limit: int | None = None) -> Plan | None:
+        """The plan of a rewritten step; None: it cannot be made, or keep the goal, or be better than the plan `beside`.
+
+        limit : in bytes, within which a better plan is a cheaper one; None: a better plan is a smaller one.
+        """
+        made = self.graph(steps)
+        if made is None or beside is not None and limit is None and single_op(made).bytes >= beside.peak_bytes:
+            return None
+        rewriting = Rewriting(self.captured.hash, self.plain, steps, self.family.sums(steps))
+        announce(self.options.progress, f"searching for a plan of the step as rewritten: {short(rewriting)}")
+        made = self.family.costed(steps)
+        goal = goal_of(made, self.plain, self.options)
+        if goal is None:
+            self._dear.add(steps)
+        if goal is None or beside is not None and not self.may_beat(made, goal, beside, limit):
+            return None
+        effort = _LESS.get(self.options.effort, self.options.effort)
+        try:
+            found = self.family.plan(steps, replace(self.options, goal=goal, effort=effort))
+        except UsageError:  # no plan within the overhead
+            return None
+        return beside_captured(found, rewriting, self.options)
+
+    def may_beat(self, graph: Graph, goal: Goal, plan: Plan, limit: int | None) -> bool:
+        """Whether a schedule of the rewritten step may be better than the plan, as far as bounds tell."""
+        if limit is None:
+            return self._bound(graph, goal) < plan.peak_bytes
+        cost = self.options.cost
+        extra = bounds.extras_at(graph, graph.weights(cost), [limit])[0] / (once(graph, cost) or 1.0)
+        return overhead_beside(self.plain, graph, extra, cost) < plan.overhead
+
+    def _unless_refused(self, plan: Callable[[], Plan | None]) -> Plan | None:
+        try:
+            return plan()
+        except InfeasibleBudget as e:
+            self.refusals.append(e)
+            return None
+
+
+def _floor(graph: Graph) -> int:
+    """The working set of the largest op."""
+    return single_op(graph).bytes - graph.resident_bytes
+
+
+def _found(look: Callable[[], T], nothing: T) -> T:
+    """What `look` gives; `nothing` where it fails: a rewrite that cannot be made takes no plan away."""
+    try:
+        return look()
+    except PlanMismatch as e:  # an op in slices would lay out its result in another way
+        log.debug("a rewrite was left out: %s", e)
+    except Exception as e:
+        log.warning("the step is planned as it was captured, since looking for rewrites failed: %r", e, exc_info=True)
+    return nothing
+
+
+def _smaller(one: Plan | None, two: Plan | None) -> Plan | None:
+    """The plan of less memory; the first where they take the same."""
+    found = [p for p in (one, two) if p is not None]
+    return min(found, key=lambda p: (p.peak_bytes, p.overhead), default=None)
+
+
+def _cheaper(one: Plan | None, two: Plan | None) -> Plan | None:
+    """The plan that costs less; the first where they cost the same."""
+    found = [p for p in (one, two) if p is not None]
+    return min(found, key=lambda p: (p.overhead, p.peak_bytes), default=None)
