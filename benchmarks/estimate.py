@@ -23,7 +23,7 @@ from estimate_models import MODELS
 from torch import nn
 
 import rekindle
-from rekindle.sizes import format_bytes
+from rekindle.saying.sizes import format_bytes
 from rekindle.torch import accept
 from rekindle.torch.measure.memory import allocator_peak
 from rekindle.torch.tensors import tree

@@ -29,7 +29,7 @@ from common import path_of, provenance
 import rekindle
 from rekindle.ask import Goal, PlanOptions
 from rekindle.model.judge import simulate
-from rekindle.planner import plan_graph
+from rekindle.planning.planner import plan_graph
 from rekindle.portfolio import recent
 
 # name -> options of rekindle.zoo.load

@@ -15,13 +15,13 @@ from common import provenance
 from page.text import table
 
 import rekindle
-from rekindle import registry
 from rekindle.ask import Goal, PlanOptions
 from rekindle.errors import InfeasibleBudget, RekindleError
 from rekindle.model.graph import BOUNDARY, Graph, Op, Value
 from rekindle.model.plan import Plan
-from rekindle.planner import plan_graph
-from rekindle.sizes import format_bytes
+from rekindle.planning import registry
+from rekindle.planning.planner import plan_graph
+from rekindle.saying.sizes import format_bytes
 
 TABLE = Path(__file__).parent.parent / "docs" / "solver_table.md"
 SHARE = 0.5

@@ -42,7 +42,7 @@ Row = dict[str, Any]
 # -- in a process of its own ------------------------------------------------------------------------------------------
 def counted() -> Counter[str]:
     """Grows with each plan that is bound, each capture, each search, and each schedule that is carried over."""
-    from rekindle import carrying
+    from rekindle.planning import carrying
     from rekindle.torch.capture import capture
     from rekindle.torch.serve.bound_plans import BoundPlans
 

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 import rekindle
-from rekindle import registry
 from rekindle.model.any_plan import AnyPlan
+from rekindle.planning import registry
 from rekindle.problem import Solver
 
 DOCS = Path(__file__).parent

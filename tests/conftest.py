@@ -40,7 +40,7 @@ def quick_collections() -> None:
 def cache_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A test process keeps measured costs in a folder of its own, not in the user's, and remembers no plans: no test's plan
     comes from another test, nor from its own first search. Tests of the memory turn it on (`memory_of_plans`)."""
-    from rekindle import remembered
+    from rekindle.planning import remembered
 
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
@@ -59,7 +59,7 @@ def no_plans_of_other_tests(cache_of_tests: Path) -> None:
 @pytest.fixture
 def memory_of_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Plans are remembered, in a folder of this test's own: its path."""
-    from rekindle import remembered
+    from rekindle.planning import remembered
 
     monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(remembered, "SETTINGS", remembered.MemorySettings())

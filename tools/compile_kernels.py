@@ -5,7 +5,7 @@ The same as `rekindle warm --all`. `make setup` runs this once in a fresh clone.
 
 from __future__ import annotations
 
-from rekindle.warming import warm
+from rekindle.planning.warming import warm
 
 if __name__ == "__main__":
     print(warm(every_solver=True).sentence)

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from . import notices
 from .kernels import compiled
-from .progress import Progress
+from .saying import notices
+from .saying.progress import Progress
 
 
 @dataclass(frozen=True)

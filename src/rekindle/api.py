@@ -7,17 +7,18 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import accept, allowance
+from . import allowance
 from .arguments import choice
 from .ask import Goal, PlanOptions
-from .carrying import RECEIVED, Replanned, replan_graph
-from .frontiers import frontier_graph
-from .infeasible import or_least as made_or_least
 from .model.graph import Graph
 from .model.plan import Plan
 from .parts.plan import PartsPlan
-from .planner import plan_graph
-from .progress import Progress, telling
+from .planning import accept
+from .planning.carrying import RECEIVED, Replanned, replan_graph
+from .planning.frontiers import frontier_graph
+from .planning.infeasible import or_least as made_or_least
+from .planning.planner import plan_graph
+from .saying.progress import Progress, telling
 
 if TYPE_CHECKING:
     import torch

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from .compiling import CompileOptions
 from .errors import UsageError
 from .printed import value
-from .progress import Progress, listener
-from .sizes import MOST_BYTES, parse_bytes
+from .saying.progress import Progress, listener
+from .saying.sizes import MOST_BYTES, parse_bytes
 
 LOSSES = ("auto", "all")  # see `rekindle.trace`
 EFFORTS = ("quick", "normal", "thorough")  # see `rekindle.plan`

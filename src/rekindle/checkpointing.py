@@ -9,14 +9,16 @@ from typing import Any
 
 from torch import nn
 
-from . import accept, allowance, notices
+from . import allowance
 from .arguments import choice, flag
 from .ask import GRADIENTS, LOSSES, Goal, PlanOptions, TraceOptions
 from .errors import TraceError, UsageError
-from .infeasible import or_least
 from .model.plan import Plan
 from .parts.plan import PartsPlan
-from .progress import announce, telling
+from .planning import accept
+from .planning.infeasible import or_least
+from .saying import notices
+from .saying.progress import announce, telling
 from .torch import accept as torch_accept
 from .torch.measure.memory import old_objects_aside
 from .torch.measure.probe import probe

@@ -6,11 +6,12 @@ import re
 from functools import cache
 from pathlib import Path
 
-from . import registry, solvers
+from . import solvers
 from .errors import UsageError
 from .model.any_plan import AnyPlan
 from .model.plan import Plan
 from .parts.plan import PartsPlan
+from .planning import registry
 from .problem import Solver
 from .version import __version__
 

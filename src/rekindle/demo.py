@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.console import Console
 
 from .model.files import write_text
+from .saying.sizes import format_bytes
 from .show import text
 from .show.timeline import memory_timeline
-from .sizes import format_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -17,7 +17,7 @@ import numpy as np
 from .allowance import Allowance
 from .model.graph import Graph
 from .model.schedule import Schedule
-from .shares import EPS
+from .saying.shares import EPS
 
 if TYPE_CHECKING:
     from .structure.archive import Entry

@@ -16,7 +16,7 @@ from rekindle.model.graph import Graph, Op, Value
 from rekindle.model.judge import simulate
 from rekindle.model.plan import schedule_document
 from rekindle.model.schedule import Free, Run, Schedule
-from rekindle.planner import plan_graph
+from rekindle.planning.planner import plan_graph
 from strategies import graphs, schedules
 
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle import registry
 from rekindle.model.graph import BOUNDARY, Graph, Op, Value
 from rekindle.model.judge import simulate
 from rekindle.model.schedule import Schedule
+from rekindle.planning import registry
 from rekindle.problem import Problem
 from rekindle.solvers.chen_sqrt import equally_spaced
 from rekindle.solvers.every import block_path, blocks

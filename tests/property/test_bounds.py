@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphs_by_hand import chain
-from rekindle import Graph, Op, Schedule, Value, bounds, registry, simulate
+from rekindle import Graph, Op, Schedule, Value, bounds, simulate
 from rekindle.exact import search as exact
+from rekindle.planning import registry
 from rekindle.problem import Problem
 from strategies import examples, graphs, schedules
 

@@ -8,12 +8,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rekindle.ask import Goal, PlanOptions
-from rekindle.carrying import ANOTHER_GRAPH, CARRIED, SEARCHED, alike, carried, carried_plan, replan_graph
 from rekindle.errors import InfeasibleBudget
 from rekindle.model.graph import Graph, Op, Value
 from rekindle.model.judge import Simulation, simulate, simulate_plain
 from rekindle.model.plan import Plan
-from rekindle.planner import plan_graph
+from rekindle.planning.carrying import ANOTHER_GRAPH, CARRIED, SEARCHED, alike, carried, carried_plan, replan_graph
+from rekindle.planning.planner import plan_graph
 from strategies import dags, examples, joint_graphs, schedules, sizes
 
 GOALS = [

@@ -12,12 +12,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from graphs_by_hand import chain as uniform
-from rekindle import registry
 from rekindle.kernels import hong as kernel
 from rekindle.kernels.range_max import largest, range_max
 from rekindle.model.graph import BOUNDARY, Graph, Op, Value
 from rekindle.model.judge import Simulation, simulate
 from rekindle.model.schedule import Schedule
+from rekindle.planning import registry
 from rekindle.problem import Problem
 from rekindle.solvers.chen_greedy import greedy
 from rekindle.solvers.chen_recursive import recursive

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle import registry
 from rekindle.kernels import feng as kernel
 from rekindle.model.graph import BOUNDARY, Graph
 from rekindle.model.judge import simulate
+from rekindle.planning import registry
 from rekindle.problem import Problem
 from rekindle.solvers.feng import cheapest
 from rekindle.structure.division import COMPLICATE, LEAF, division_tree, neighbours, splitting_vertices

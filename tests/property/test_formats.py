@@ -22,8 +22,8 @@ from rekindle.model import files, formats
 from rekindle.model.graph import Graph, Op, Value
 from rekindle.model.judge import simulate
 from rekindle.model.plan import schedule_document
-from rekindle.plan_files import load
-from rekindle.planner import plan_graph
+from rekindle.planning.plan_files import load
+from rekindle.planning.planner import plan_graph
 from strategies import graphs, schedules
 
 

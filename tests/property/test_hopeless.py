@@ -12,13 +12,13 @@ from extra_solver import extra_solver
 from graphs_by_hand import chain
 from rekindle import Graph, InfeasibleBudget, Op, Schedule, Value, bounds, simulate
 from rekindle.ask import Goal, PlanOptions
-from rekindle.candidates import Scorer
-from rekindle.infeasible import nearest
 from rekindle.model.graph import BOUNDARY
 from rekindle.model.held import held_peak
 from rekindle.model.plan import Plan
 from rekindle.model.schedule import Run
-from rekindle.planner import plan_graph
+from rekindle.planning.candidates import Scorer
+from rekindle.planning.infeasible import nearest
+from rekindle.planning.planner import plan_graph
 from rekindle.portfolio import proposals
 from rekindle.problem import REGISTERED, Problem
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle import registry
 from rekindle.model.graph import Graph
 from rekindle.model.judge import simulate
+from rekindle.planning import registry
 from rekindle.problem import Problem
 from rekindle.solvers.kusumoto import TIME_LEVELS, all_lower_sets, budgets, in_levels, spanned, steps, strategies
 from rekindle.structure.forward import Dag

@@ -9,9 +9,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from graphs_by_hand import unrolled
-from rekindle import registry
 from rekindle.model.graph import Graph
 from rekindle.model.judge import simulate
+from rekindle.planning import registry
 from rekindle.problem import Problem
 from rekindle.solvers.min_cut import Network, between, corners
 from rekindle.structure.saved import Dropping

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle import registry
 from rekindle.errors import FormatError
 from rekindle.model import formats
 from rekindle.model.graph import BOUNDARY, DESCRIBING, KINDS, OPERATOR, Graph, Op, Value
 from rekindle.model.op_names import traced_name
+from rekindle.planning import registry
 from rekindle.problem import Problem
 from strategies import dags, graphs, joint_graphs, u_nets
 

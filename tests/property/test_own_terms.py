@@ -13,8 +13,8 @@ from rekindle.errors import InfeasibleBudget, UsageError
 from rekindle.model.graph import COSTS, Graph
 from rekindle.model.plan import Plan
 from rekindle.model.rewriting import Plain, Rewriting
-from rekindle.own_terms import beside_captured, in_own_terms, own_goal, plain_figures
-from rekindle.planner import plan_graph
+from rekindle.planning.own_terms import beside_captured, in_own_terms, own_goal, plain_figures
+from rekindle.planning.planner import plan_graph
 from strategies import dags, examples
 
 goals = st.one_of(

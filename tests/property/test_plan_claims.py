@@ -16,15 +16,16 @@ from rich.console import Console
 
 from extra_solver import extra_solver
 from plan_documents import tampered, toy_plan
-from rekindle import bounds, certificates
+from rekindle import bounds
 from rekindle.ask import Goal, PlanOptions
 from rekindle.errors import FormatError
 from rekindle.model import formats
 from rekindle.model.graph import BOUNDARY, Graph, Op, Value
 from rekindle.model.plan import Plan
 from rekindle.model.schedule import Run, Schedule
-from rekindle.plan_files import load
-from rekindle.planner import plan_graph
+from rekindle.planning import certificates
+from rekindle.planning.plan_files import load
+from rekindle.planning.planner import plan_graph
 from rekindle.problem import Problem
 from rekindle.show import text
 

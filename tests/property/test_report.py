@@ -13,20 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from rekindle import registry
 from rekindle.ask import Goal, PlanOptions
 from rekindle.errors import UsageError
 from rekindle.model.graph import BOUNDARY, Graph, Op, Value
 from rekindle.model.judge import simulate
 from rekindle.model.plan import Plan
 from rekindle.model.schedule import Schedule
-from rekindle.planner import plan_graph
+from rekindle.planning import registry
+from rekindle.planning.planner import plan_graph
+from rekindle.saying.sizes import format_bytes
 from rekindle.show import text
 from rekindle.show.frontier_svg import frontier_svg
 from rekindle.show.svg import byte_unit, ticks
 from rekindle.show.timeline import LAYOUT, memory_timeline
 from rekindle.show.tracks import Track, short_name
-from rekindle.sizes import format_bytes
 from strategies import graphs, run_sequences
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -16,7 +16,7 @@ from rekindle.ask import Goal
 from rekindle.errors import PlanMismatch
 from rekindle.model.plan import Plan
 from rekindle.model.rewriting import SLICES, Rewrite
-from rekindle.own_terms import plain_activation_bytes
+from rekindle.planning.own_terms import plain_activation_bytes
 from rekindle.torch.capture.captured import Captured
 from rekindle.torch.operators.cuts import Cut, cuts_of
 from rekindle.torch.operators.node_tensors import is_member

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from graphs_by_hand import chain, unrolled
 from rekindle import Graph, InfeasibleBudget, Op, Schedule, Value, simulate
 from rekindle.ask import Goal, PlanOptions
-from rekindle.planner import plan_graph
+from rekindle.planning.planner import plan_graph
 from rekindle.portfolio import recent, way_down
 from rekindle.portfolio.point_seeds import postponed
 from rekindle.portfolio.stretches import Stretches

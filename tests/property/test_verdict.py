@@ -17,15 +17,15 @@ from plan_documents import tampered, toy_plan
 from rekindle import Graph, Schedule, simulate
 from rekindle.ask import Goal, PlanOptions
 from rekindle.errors import FormatError, InfeasibleBudget
-from rekindle.frontiers import frontier_graph
 from rekindle.model import formats
 from rekindle.model.graph import BOUNDARY, Op
 from rekindle.model.op_names import op_words, op_words_of, operator_name
 from rekindle.model.plan import Plan
-from rekindle.plan_files import load
-from rekindle.planner import plan_graph
-from rekindle.shares import percent, percent_down
-from rekindle.sizes import of_bytes
+from rekindle.planning.frontiers import frontier_graph
+from rekindle.planning.plan_files import load
+from rekindle.planning.planner import plan_graph
+from rekindle.saying.shares import percent, percent_down
+from rekindle.saying.sizes import of_bytes
 from strategies import examples, graphs
 
 EPS = 1e-9

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from rekindle.planning.registry import all_solvers
 from rekindle.problem import REGISTERED, Problem
-from rekindle.registry import all_solvers
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rekindle
-from rekindle.notices import is_first_process
+from rekindle.saying.notices import is_first_process
 from sharded_scenes import QUICK, Net, sample
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rekindle import registry
 from rekindle.model.schedule import Schedule
+from rekindle.planning import registry
 from rekindle.problem import REGISTERED, Problem, register
 
 

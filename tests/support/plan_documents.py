@@ -15,7 +15,7 @@ from rekindle.model import formats
 from rekindle.model.graph import Graph, Op, Value
 from rekindle.model.plan import Plan
 from rekindle.parts.plan import Part, PartsPlan
-from rekindle.planner import plan_graph
+from rekindle.planning.planner import plan_graph
 
 one_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 junk = st.one_of(

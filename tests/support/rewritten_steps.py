@@ -13,8 +13,8 @@ from torch import Tensor, fx, nn
 from rekindle.ask import Goal, PlanOptions, TraceOptions
 from rekindle.model.plan import Plan
 from rekindle.model.rewriting import SLICES, Rewrite, Rewriting
-from rekindle.own_terms import beside_captured, own_goal, plain_figures
-from rekindle.planner import plan_graph
+from rekindle.planning.own_terms import beside_captured, own_goal, plain_figures
+from rekindle.planning.planner import plan_graph
 from rekindle.torch.rewrite.closeness import sums
 from rekindle.torch.rewrite.probe import Bits
 from rekindle.torch.rewrite.region import Region

@@ -21,8 +21,8 @@ import rekindle
 from asked import searches
 from models_in_parts import RoutedGPT, differing, train, words
 from processes import error_of
-from rekindle import certify
 from rekindle.model.formats import steps_to_json
+from rekindle.planning import certify
 from rekindle.torch import trace
 from rekindle.torch.parts import for_all
 from rekindle.torch.parts.applied import PartForward

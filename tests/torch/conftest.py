@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle import certify
+from rekindle.planning import certify
 
 BRIEF = replace(certify.SETTINGS, thorough_s=0.02, brief_s=0.01, longer_sets=2_000)
 

@@ -17,25 +17,13 @@ from hypothesis import strategies as st
 
 from graphs_by_hand import chain, unrolled
 from marks import few, sweep
-from rekindle import (
-    Graph,
-    InfeasibleBudget,
-    Op,
-    Schedule,
-    Value,
-    bounds,
-    frontier,
-    frontiers,
-    plan,
-    planner,
-    registry,
-    simulate,
-)
+from rekindle import Graph, InfeasibleBudget, Op, Schedule, Value, bounds, frontier, plan, simulate
 from rekindle.ask import Goal, PlanOptions
 from rekindle.exact import search as exact
 from rekindle.kernels import hong
 from rekindle.kernels import modes as kernel
-from rekindle.planner import plan_graph
+from rekindle.planning import frontiers, planner, registry
+from rekindle.planning.planner import plan_graph
 from rekindle.portfolio import recent
 from rekindle.portfolio.point_seeds import seeds
 from rekindle.portfolio.storages import Search

@@ -11,10 +11,11 @@ import models
 import rekindle
 from graphs_by_hand import unrolled
 from marks import sweep
-from rekindle import Schedule, bounds, registry, simulate, zoo
+from rekindle import Schedule, bounds, simulate, zoo
 from rekindle.ask import Goal, PlanOptions
-from rekindle.frontiers import CLOSER_MOST_OPS
-from rekindle.planner import plan_graph
+from rekindle.planning import registry
+from rekindle.planning.frontiers import CLOSER_MOST_OPS
+from rekindle.planning.planner import plan_graph
 from rekindle.portfolio import anew, proposals
 from rekindle.problem import Problem
 from rekindle.zoo.libraries import import_library

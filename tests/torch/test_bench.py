@@ -18,7 +18,7 @@ from zoo_suites import data_branches, zoo_case
 
 from libraries import needs_torchvision
 from marks import few, sweep
-from rekindle import bench, registry, zoo
+from rekindle import bench, zoo
 from rekindle.bench.cases import Case
 from rekindle.bench.comparators import REGISTERED
 from rekindle.bench.methods import COMPARATORS, DEFAULTS, TOKEN_COMPARATORS, Asked, choose, parse
@@ -26,6 +26,7 @@ from rekindle.bench.pool import run_in_processes
 from rekindle.bench.row import key
 from rekindle.bench.suites import OF_CHECKOUT, Model
 from rekindle.errors import RekindleError, UsageError
+from rekindle.planning import registry
 from rekindle.torch.measure.memory import storage_peak
 from rekindle.torch.tensors.loss import default_loss
 from rekindle.zoo import seeds

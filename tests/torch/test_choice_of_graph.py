@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 import rekindle
-from rekindle import variants
 from rekindle.ask import Goal, PlanOptions
 from rekindle.model.floor import single_op
 from rekindle.model.plan import Plan
-from rekindle.planner import plan_graph
+from rekindle.planning import variants
+from rekindle.planning.planner import plan_graph
 from rekindle.torch import trace as trace_module
 from rekindle.torch.costs.node_costs import Cost
 from rekindle.torch.rewrite.candidates import Rewrites

@@ -28,8 +28,8 @@ from rekindle.model.graph import BOUNDARY, COSTS, Graph, Op, Value
 from rekindle.model.judge import simulate, simulate_plain
 from rekindle.model.plan import Plan, schedule_document
 from rekindle.model.schedule import Schedule
-from rekindle.plan_files import load
-from rekindle.planner import plan_graph
+from rekindle.planning.plan_files import load
+from rekindle.planning.planner import plan_graph
 
 FILES = int(os.environ.get("REKINDLE_FUZZ", "60"))
 PATIENCE_S = 20.0  # for one file; a busy machine takes its time

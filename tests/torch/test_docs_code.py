@@ -14,7 +14,7 @@ import pytest
 import rekindle
 from marks import few
 from pages import ROOT, blocks, pages
-from rekindle import registry
+from rekindle.planning import registry
 from rekindle.problem import REGISTERED
 
 # Pages whose blocks are lines of programs that the examples run whole (tests/torch/test_examples.py).

@@ -9,7 +9,7 @@ import pytest
 from torch import fx, nn
 
 from rekindle.model.rewriting import SLICES
-from rekindle.own_terms import plain_activation_bytes
+from rekindle.planning.own_terms import plain_activation_bytes
 from rekindle.torch.capture import editing
 from rekindle.torch.capture.captured import Captured
 from rekindle.torch.capture.editing import FreshResults, fake_result

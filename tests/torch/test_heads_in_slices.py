@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import rekindle
-from rekindle.planner import plan_graph
+from rekindle.planning.planner import plan_graph
 from rekindle.torch.serve.plan_trace import plan_trace
 
 TOKENS, WORDS = 256, 4000

@@ -13,7 +13,7 @@ from torch import nn
 import rekindle
 from checked_models import Body, planned
 from rekindle import InfeasibleBudget, bounds
-from rekindle.sizes import format_bytes
+from rekindle.saying.sizes import format_bytes
 from rekindle.torch.serve import verify
 from rekindle.torch.serve.verify import Check, check_step
 

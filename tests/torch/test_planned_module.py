@@ -16,7 +16,7 @@ from models import call, loss_of, make
 from pairs import Net, both, equal_gradients, tight
 from rekindle import RekindleError
 from rekindle.ask import PlanOptions
-from rekindle.planner import plan_graph
+from rekindle.planning.planner import plan_graph
 from rekindle.torch.measure import memory as measure
 from rekindle.torch.serve.planned import PlannedForward
 

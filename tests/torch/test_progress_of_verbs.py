@@ -7,7 +7,7 @@ import torch
 
 import rekindle
 from checked_models import Body
-from rekindle import progress
+from rekindle.saying import progress
 
 FAST = "chen-sqrt"
 

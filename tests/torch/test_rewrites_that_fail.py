@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import rekindle
-from rekindle import variants
+from rekindle.planning import variants
 from rekindle.torch.rewrite import candidates
 
 

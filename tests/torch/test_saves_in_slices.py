@@ -11,7 +11,7 @@ from torch import fx, nn
 
 import rekindle
 from rekindle.model.rewriting import CONVOLUTIONS, SAVES, SLICES, Rewrite, Rewriting
-from rekindle.own_terms import beside_captured, plain_figures
+from rekindle.planning.own_terms import beside_captured, plain_figures
 from rekindle.torch.capture.captured import Captured
 from rekindle.torch.operators.cuts import cuts_of
 from rekindle.torch.operators.pool_offsets import MAX_POOL2D_BACKWARD_BY_OFFSETS, POOL_OFFSETS

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import rekindle
-from rekindle import remembered
+from rekindle.planning import remembered
+from rekindle.planning.registry import all_solvers
 from rekindle.problem import REGISTERED
-from rekindle.registry import all_solvers
 
 SCRIPT = """
 import sys

@@ -10,7 +10,7 @@ import rekindle
 from rekindle import Graph, Schedule, simulate
 from rekindle.ask import Goal, PlanOptions
 from rekindle.exact import search as exact
-from rekindle.planner import plan_graph
+from rekindle.planning.planner import plan_graph
 
 pytestmark = pytest.mark.sweep  # seconds to half a minute each
 

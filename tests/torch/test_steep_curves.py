@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import rekindle
-from rekindle import planner
+from rekindle.planning import planner
 
 PARTS: dict[str, Any] = {"parts": "blocks.*"}
 

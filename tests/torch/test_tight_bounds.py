@@ -10,7 +10,7 @@ import rekindle
 from rekindle import Plan
 from rekindle.ask import Goal, PlanOptions
 from rekindle.bounds.staged import staged
-from rekindle.planner import plan_graph
+from rekindle.planning.planner import plan_graph
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from torch import fx, nn
 
 import rekindle
 from rekindle.model.rewriting import CONVOLUTIONS, SAVES, SLICES, Rewrite
-from rekindle.own_terms import plain_activation_bytes
+from rekindle.planning.own_terms import plain_activation_bytes
 from rekindle.torch.capture.captured import Captured
 from rekindle.torch.operators.cuts import cuts_of
 from rekindle.torch.rewrite.candidates import Rewrites

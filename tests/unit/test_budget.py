@@ -12,7 +12,7 @@ import pytest
 from rekindle.ask import Goal
 from rekindle.cli.options import read_goal
 from rekindle.errors import UsageError
-from rekindle.sizes import parse_bytes
+from rekindle.saying.sizes import parse_bytes
 
 
 def kind(x: Any) -> str:

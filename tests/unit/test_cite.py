@@ -9,11 +9,11 @@ import pytest
 import rekindle
 from command_line import step
 from extra_solver import extra_solver
-from rekindle import registry
 from rekindle.citations import FILE, by_solver
 from rekindle.errors import UsageError
 from rekindle.model.schedule import Schedule
 from rekindle.parts.plan import Part, PartsPlan
+from rekindle.planning import registry
 
 SOLVERS = [s.name for s in registry.all_solvers()]
 FIELDS = {"author", "title", "year"}

@@ -65,7 +65,7 @@ os.environ.pop("PYTEST_XDIST_WORKER", None)
 import rekindle
 from rekindle.kernels import companion
 from rekindle.kernels.signatures import KERNELS
-from rekindle.warming import training_step
+from rekindle.planning.warming import training_step
 companion.start()
 lines = []
 plan = rekindle.plan(training_step(24), 0.6, cost="unit", effort="quick", cache=False, progress=lines.append)
@@ -86,7 +86,7 @@ import importlib, pkgutil
 import rekindle
 from rekindle import kernels
 from rekindle.kernels.signatures import KERNELS
-from rekindle.warming import training_step
+from rekindle.planning.warming import training_step
 for goal in ({"max_overhead": 0.2}, {"minimize": "memory"}):
     rekindle.plan(training_step(24), cost="unit", effort="quick", cache=False, **goal)
 listed = {kernel: types for kernel, types in KERNELS}

@@ -17,32 +17,23 @@ from typing import TypeGuard
 import pytest
 
 import rekindle
-from rekindle import registry
+from rekindle.planning import registry
 
 HOME = Path(rekindle.__file__).parent
 MOST_LINES, MOST_LINES_MEDIAN, MOST_PARAMETERS = 400, 150, 8
 
 # A room may import from rows above its own. A room is a folder, or the files that the row names.
 ORDER: list[dict[str, set[str]]] = [
-    {
-        "words": {
-            "arguments", "ask", "compiling", "errors", "frames", "interrupt", "live_line", "notices", "printed", "progress",
-            "shares", "sizes", "version",
-        }
-    },
+    {"words": {"arguments", "compiling", "errors", "interrupt", "printed", "version"}},
+    {"saying": set()},
+    {"ask": {"ask"}},
     {"kernels": set()},
     {"model": set()},
     {"problem": {"problem", "allowance"}, "structure": set(), "exact": set()},
     {"bounds": set()},
     {"solvers": set()},
     {"portfolio": set()},
-    {
-        "planner": {
-            "accept", "candidates", "carrying", "certificates", "certify", "frontiers", "infeasible", "own_terms", "plan_files",
-            "planner",
-            "registry", "remembered", "variants",
-        }
-    },
+    {"planning": set()},
     {"explain": set()},
     {"parts": set(), "estimates": set()},
     {"show": set()},
@@ -60,14 +51,14 @@ ORDER: list[dict[str, set[str]]] = [
     {"torch.compiled": set()},
     {"torch.parts": set(), "torch.estimate": set()},
     {"api": {"api", "checkpointing", "citations"}},
-    {"public names": {"rekindle"}, "demo": {"demo"}, "warming": {"warming"}, "bench": set(), "integrations": set()},
+    {"public names": {"rekindle"}, "demo": {"demo"}, "bench": set(), "integrations": set()},
     {"report": set()},
     {"cli": set()},
     {"main": {"__main__"}},
 ]  # fmt: skip
 RANK = {room: i for i, row in enumerate(ORDER) for room in row}
 ROOM_OF_FILE = {file: room for row in ORDER for room, files in row.items() for file in files}
-WITHOUT_TORCH = {room for room, rank in RANK.items() if rank <= RANK["planner"]} | {
+WITHOUT_TORCH = {room for room, rank in RANK.items() if rank <= RANK["planning"]} | {
     "explain",
     "show",
     "parts",
@@ -76,7 +67,7 @@ WITHOUT_TORCH = {room for room, rank in RANK.items() if rank <= RANK["planner"]}
 COMMANDS = ("bench", "compare", "demo", "estimate", "explain", "frontier", "plan", "report", "solve", "solvers")
 VERBS = ("api", "torch.trace", "torch.estimate.largest")
 OPERATORS = ("zoo.lstm_steps", "torch.operators.pool_offsets")  # parameters of a torch operator are its inputs
-PLANNER_FILES = ("planner", "candidates", "carrying", "certify", "frontiers")
+PLANNER_FILES = tuple(f"planning.{x}" for x in ("planner", "candidates", "carrying", "certify", "frontiers"))
 
 
 @cache
@@ -186,7 +177,7 @@ def test_rooms_import_only_from_rooms_before_them() -> None:
 
 
 # Modules that import by a computed name: the public names (counted above), the solvers, the models, other libraries.
-COMPUTED_NAMES = {"", "registry", "zoo", "zoo.libraries", "integrations.lightning"}
+COMPUTED_NAMES = {"", "planning.registry", "zoo", "zoo.libraries", "integrations.lightning"}
 
 
 def test_no_room_is_imported_by_a_computed_name() -> None:
@@ -202,7 +193,7 @@ def test_no_room_is_imported_by_a_computed_name() -> None:
 def test_solvers_import_no_portfolio_and_bounds_no_solver() -> None:
     pairs = [(room(m), room(t)) for m in modules() for t in inside(m)]
     assert ("solvers", "portfolio") not in pairs
-    assert not {("bounds", "solvers"), ("bounds", "portfolio"), ("bounds", "planner")} & set(pairs)
+    assert not {("bounds", "solvers"), ("bounds", "portfolio"), ("bounds", "planning")} & set(pairs)
 
 
 def test_the_core_imports_no_torch() -> None:

@@ -14,10 +14,10 @@ import pytest
 import rekindle
 from command_line import screen, step
 from extra_solver import extra_solver
-from rekindle import live_line, notices, progress
 from rekindle.model.schedule import Schedule
 from rekindle.problem import Problem
-from rekindle.progress import ProgressSettings, announce, telling
+from rekindle.saying import live_line, notices, progress
+from rekindle.saying.progress import ProgressSettings, announce, telling
 
 AT_ONCE = ProgressSettings(quiet_s=0.0, live_s=0.001, line_s=0.001)
 

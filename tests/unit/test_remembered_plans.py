@@ -18,13 +18,14 @@ import asked
 import rekindle
 from command_line import Ran, step
 from extra_solver import extra_solver
-from rekindle import InfeasibleBudget, remembered
+from rekindle import InfeasibleBudget
 from rekindle.ask import Goal, PlanOptions
-from rekindle.frontiers import frontier_graph
 from rekindle.model.graph import Graph
 from rekindle.model.judge import simulate
 from rekindle.model.schedule import Schedule
-from rekindle.planner import plan_graph
+from rekindle.planning import remembered
+from rekindle.planning.frontiers import frontier_graph
+from rekindle.planning.planner import plan_graph
 from rekindle.problem import REGISTERED, Problem
 
 SOLVER = "exact"

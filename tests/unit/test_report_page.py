@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 import rekindle
 from command_line import Ran
-from rekindle import certificates
 from rekindle.ask import Goal
 from rekindle.errors import FormatError, UsageError
 from rekindle.explain import explain_schedule
@@ -25,6 +24,7 @@ from rekindle.model.judge import simulate
 from rekindle.model.plan import Plan
 from rekindle.model.schedule import RUN, Schedule
 from rekindle.parts.plan import Part, PartsPlan
+from rekindle.planning import certificates
 from rekindle.show.report.curve import points_of_file
 from rekindle.show.report.held import PART_OF, PARTS, RECOMPUTED, SAVED, MemoryByPart
 from rekindle.show.report.make import report

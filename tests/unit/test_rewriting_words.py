@@ -21,8 +21,8 @@ from rekindle.model import formats
 from rekindle.model.plan import Plan
 from rekindle.model.rewriting import CONVOLUTIONS, PICKED, SAVES, SLICES, Plain, Rewrite, Rewriting
 from rekindle.model.rewriting_words import clause, line, rows, short, sums
-from rekindle.own_terms import beside_captured, plain_figures
-from rekindle.planner import plan_graph
+from rekindle.planning.own_terms import beside_captured, plain_figures
+from rekindle.planning.planner import plan_graph
 from rekindle.show.compared import compared_view
 from rekindle.show.report import document
 from rekindle.show.report.curve import points_of

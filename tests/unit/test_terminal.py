@@ -17,10 +17,11 @@ from rich.cells import cell_len
 import rekindle
 from command_line import COLOUR, PLAIN, Ran, assert_one_paragraph, step
 from plan_documents import parts_plan
-from rekindle import registry, zoo
+from rekindle import zoo
 from rekindle.cli.answer import out_console
 from rekindle.cli.app import app
 from rekindle.model import formats
+from rekindle.planning import registry
 from rekindle.show import text
 from rekindle.torch.costs import devices
 

@@ -19,8 +19,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .. import registry
 from ..errors import UsageError
+from ..planning import registry
 from .comparators import REGISTERED
 
 TOKEN_COMPARATORS = ("linear-cross-entropy", "auto-chunker")  # of models with a head and a loss of tokens

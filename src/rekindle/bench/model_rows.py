@@ -140,7 +140,8 @@ def _compared(case: Case, facts: ModelFacts, method: str, traced: _Traced | Exce
 
 def _planned(case: Case, facts: ModelFacts, method: str, asked: Asked, traced: _Traced | Exception) -> Row:
     """The row of a solver's plan, which really runs."""
-    from .. import api, registry
+    from .. import api
+    from ..planning import registry
     from .cases import difference
     from .nodes import node_runs
 

@@ -7,7 +7,7 @@ import numpy as np
 from ..exact import search as exact
 from ..model.floor import Bound, single_op
 from ..model.graph import Graph
-from ..shares import EPS
+from ..saying.shares import EPS
 from .ahead import look_ahead
 from .lagrange import lagrangian
 from .staged import staged, staged_cost

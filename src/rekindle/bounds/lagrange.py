@@ -20,7 +20,7 @@ import numpy as np
 from ..kernels import lagrange as kernel
 from ..model.floor import Bound, single_op, working_set
 from ..model.graph import Graph
-from ..shares import EPS
+from ..saying.shares import EPS
 from .waiting import at_overhead
 
 WIDENINGS, HALVINGS = 60, 12  # times that the interval of the price of cost is widened, and then halved; guesses

@@ -18,7 +18,7 @@ from ..exact.rows import Rows
 from ..kernels import waiting as kernel
 from ..model.floor import Bound, single_op, working_set
 from ..model.graph import Graph
-from ..shares import EPS
+from ..saying.shares import EPS
 from .waiting import at_overhead
 
 MARGIN = 2e-6  # HiGHS's tolerances, of the largest value or of all costs

@@ -14,7 +14,7 @@ import numpy as np
 from ..kernels import waiting as kernel
 from ..model.floor import Bound, remembered, single_op, working_set
 from ..model.graph import Graph
-from ..shares import EPS
+from ..saying.shares import EPS
 
 MOST_EDGES = 50_000_000  # edges read in all; measured to take a second
 LEAST_OPS = 25  # ops looked at however large the graph is; a guess

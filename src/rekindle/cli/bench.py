@@ -12,7 +12,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..errors import UsageError
-from ..shares import percent
+from ..saying.shares import percent
 from ..show import text
 from . import completing
 from .answer import Answer, err_console

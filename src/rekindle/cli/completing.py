@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .. import registry, zoo
+from .. import zoo
 from ..ask import EFFORTS, GRADIENTS, PARITIES
 from ..model.graph import COSTS
+from ..planning import registry
 from ..torch.costs import devices
 
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .. import interrupt, live_line
+from .. import interrupt
+from ..saying import live_line
 from .streams import document_fd
 
 GRACE_S = 5.0  # that compiled code has to return before the process is ended; a guess

@@ -11,7 +11,7 @@ from ..arguments import choice
 from ..ask import EFFORTS, GRADIENTS, Goal
 from ..errors import UsageError
 from ..printed import value
-from ..progress import announce, telling
+from ..saying.progress import announce, telling
 from ..show.estimate_text import batches_table, estimate_table, modules_table
 from ..torch.costs import devices
 from . import completing

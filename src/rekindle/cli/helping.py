@@ -8,7 +8,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from .. import registry
+from ..planning import registry
 from ..torch.costs import devices
 
 EPILOG = "With --debug, an error shows its traceback."

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from .. import registry
 from ..errors import UsageError
+from ..planning import registry
 from ..problem import Solver
 from ..show import text
 from ..zoo import SUITES

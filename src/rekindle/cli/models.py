@@ -20,7 +20,7 @@ from ..parts.files import from_document
 from ..parts.plan import FORMAT as PARTS
 from ..parts.plan import PartsPlan
 from ..printed import name, value
-from ..progress import announce
+from ..saying.progress import announce
 
 
 def load_graph(path: str | Path) -> Graph:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .. import api, registry
+from .. import api
 from ..arguments import choice
 from ..ask import EFFORTS, GRADIENTS, PARITIES, Goal, PlanOptions, TraceOptions
 from ..errors import UsageError
@@ -15,12 +15,13 @@ from ..model.files import write_text
 from ..model.formats import write_json
 from ..model.graph import COSTS
 from ..model.plan import Plan, schedule_document
+from ..planning import registry
 from ..printed import name
-from ..progress import telling
+from ..saying.progress import telling
+from ..saying.sizes import format_bytes
 from ..show import text
 from ..show.frontier_svg import frontier_svg
 from ..show.timeline import memory_timeline
-from ..sizes import format_bytes
 from . import completing
 from .answer import Answer, Whole
 from .models import file_of, is_graph_file, load_graph, trace_model

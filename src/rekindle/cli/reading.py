@@ -11,7 +11,7 @@ from ..errors import UsageError
 from ..explain.comparison import compare as compare_plans
 from ..model.files import write_text
 from ..printed import name, value
-from ..progress import announce, telling
+from ..saying.progress import announce, telling
 from ..show.compared import compared_view
 from ..show.report.curve import Frontier, points_of_file
 from ..show.report.make import proven, write_report

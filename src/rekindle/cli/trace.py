@@ -10,7 +10,7 @@ from ..model.formats import graph_to_json, write_json
 from ..model.judge import simulate
 from ..model.schedule import Schedule
 from ..printed import name
-from ..progress import telling
+from ..saying.progress import telling
 from ..show.text import graph_table
 from .answer import Answer, Whole
 from .models import file_of, trace_model

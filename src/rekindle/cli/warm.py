@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ..progress import telling
-from ..warming import warm as compile_ahead
+from ..planning.warming import warm as compile_ahead
+from ..saying.progress import telling
 from .answer import Answer
 from .options import Json
 

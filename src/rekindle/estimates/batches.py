@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..model.plan import Plan
-from ..shares import COST_WORDS, percent
-from ..sizes import format_bytes
+from ..saying.shares import COST_WORDS, percent
+from ..saying.sizes import format_bytes
 
 MOST_BATCH = 2**20
 STEP_RATIO = 1.25  # where a quick search said too little, as far above what fits the next batch is asked for

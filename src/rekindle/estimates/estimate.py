@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from ..printed import name
-from ..sizes import format_bytes
+from ..saying.sizes import format_bytes
 
 FORMAT = "rekindle.estimate/1"
 PARTS = (

@@ -28,7 +28,7 @@ from ..kernels import needed as kernel
 from ..model.graph import Graph
 from ..model.judge import simulate
 from ..model.schedule import Schedule
-from ..shares import EPS
+from ..saying.shares import EPS
 from .labels import Search
 from .needed import MOST, Needed
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from rich.cells import cell_len, chop_cells
 
 from ..printed import printable
-from ..shares import COST_WORDS, percent
-from ..sizes import format_bytes
+from ..saying.shares import COST_WORDS, percent
+from ..saying.sizes import format_bytes
 from .holding import Holder
 from .rows import MODULE, OTHERS, OWN, Row
 

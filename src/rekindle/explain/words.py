@@ -8,7 +8,7 @@ from ..model.op_names import op_words
 from ..model.rewriting import Rewriting
 from ..model.rewriting_words import STEP, line
 from ..printed import name
-from ..sizes import format_bytes, of_bytes
+from ..saying.sizes import format_bytes, of_bytes
 from .holding import FORWARD, GRADIENT, RECOMPUTED, RESIDENT, RUNNING, SAVED, WORKSPACE, Held, Holder, Peak
 from .loss import dimensions, loss_and_gradients, scores_ops
 

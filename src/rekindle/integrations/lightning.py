@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from .. import notices
 from ..api import Budget, restore
 from ..arguments import close, flag
 from ..ask import Goal
@@ -22,6 +21,7 @@ from ..model.files import read_text
 from ..model.plan import Plan
 from ..parts.plan import PartsPlan
 from ..printed import name as printed_name
+from ..saying import notices
 from .first_call import REMEDY, FirstCall, first_batch, first_call, random_states_kept
 from .saved_plan import OPTIONS, checkpoint_with
 

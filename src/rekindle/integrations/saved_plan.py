@@ -16,8 +16,8 @@ from ..model import options_file
 from ..model.plan import Plan
 from ..parts.files import from_text
 from ..parts.plan import PartsPlan
-from ..progress import telling
-from ..sizes import format_bytes
+from ..saying.progress import telling
+from ..saying.sizes import format_bytes
 from ..torch import accept as torch_accept
 from ..torch.parts.applied import parts_taken_off
 from ..torch.parts.for_all import bound_here

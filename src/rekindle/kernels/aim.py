@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..shares import EPS
+from ..saying.shares import EPS
 from .compiled import inner
 
 BEYOND = 20.0  # weight in the soft score of peak and cost beyond their limits

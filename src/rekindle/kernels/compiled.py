@@ -20,7 +20,7 @@ import numba as nb
 from numba.core.compiler_lock import global_compiler_lock
 from numba.extending import register_jitable
 
-from .. import notices
+from ..saying import notices
 from . import shared_work
 
 

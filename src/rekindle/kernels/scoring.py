@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..shares import EPS
+from ..saying.shares import EPS
 from .aim import ANY, BEYOND, soft
 from .arrays import Arrays, Rows
 from .compiled import entry, inner

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from ..arguments import file_name
-from ..progress import Progress
+from ..saying.progress import Progress
 from . import formats
 
 if TYPE_CHECKING:

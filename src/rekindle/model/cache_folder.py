@@ -10,8 +10,8 @@ import os
 import stat
 from pathlib import Path
 
-from .. import notices
 from ..printed import name
+from ..saying import notices
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 NOBODY = 65534  # in a container, the owner of what belongs to the administrator outside of it

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..ask import Aim, Goal, PlanOptions, TraceOptions
 from ..printed import name
-from ..shares import COST_WORDS, percent
-from ..sizes import format_bytes
+from ..saying.shares import COST_WORDS, percent
+from ..saying.sizes import format_bytes
 from ..version import __version__
 from . import formats, options_file, rewriting_words, verdict
 from .any_plan import FACES, AnyPlan

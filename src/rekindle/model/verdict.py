@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ..shares import COST_WORDS, percent, percent_down
-from ..sizes import format_bytes, of_bytes
+from ..saying.shares import COST_WORDS, percent, percent_down
+from ..saying.sizes import format_bytes, of_bytes
 from . import rewriting_words
 from .op_names import op_words_of
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .. import planner
+from ..planning import planner
 from .ways import Figures
 
 # The time of one mixed-integer program. Equal parts make many choices equal, so most of it goes into proving the last percent:

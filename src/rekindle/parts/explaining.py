@@ -12,8 +12,8 @@ from ..explain.modules import paths_pattern
 from ..explain.screen import SIZES, OnScreen, decimals, number, ruled, shortened, table_screen, table_unit, wrapped
 from ..explain.words import resident_words
 from ..model.schedule import Schedule
-from ..shares import COST_WORDS, percent
-from ..sizes import format_bytes
+from ..saying.shares import COST_WORDS, percent
+from ..saying.sizes import format_bytes
 
 if TYPE_CHECKING:
     from ..model.plan import Plan

@@ -7,7 +7,6 @@ import os
 import re
 from typing import Any
 
-from .. import plan_files
 from ..arguments import file_name
 from ..ask import Goal, PlanOptions
 from ..compiling import SAVES
@@ -15,6 +14,7 @@ from ..errors import FormatError, UsageError
 from ..model import formats, options_file
 from ..model.graph import COSTS
 from ..model.plan import Plan
+from ..planning import plan_files
 from ..printed import name, value
 from .plan import COMPILED, FORMAT, CompiledPart, Part, PartsPlan, SaveRule
 

@@ -16,8 +16,8 @@ from ..model.graph import Graph
 from ..model.plan import Plan
 from ..model.verdict import offer_words, takes_words
 from ..printed import name
-from ..shares import COST_WORDS, percent
-from ..sizes import format_bytes, of_bytes
+from ..saying.shares import COST_WORDS, percent
+from ..saying.sizes import format_bytes, of_bytes
 from ..version import __version__
 
 if TYPE_CHECKING:

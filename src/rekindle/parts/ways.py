@@ -14,16 +14,16 @@ import numpy as np
 
 from .. import allowance, bounds
 from ..ask import Goal, PlanOptions
-from ..candidates import Finish, Scorer
-from ..certify import Certificate
 from ..compiling import Compiled
-from ..frontiers import frontier_graph
 from ..model.graph import Graph, Value
 from ..model.judge import simulate
 from ..model.plan import Plan
 from ..model.schedule import FREE, RUN, Schedule
-from ..planner import as_plan
-from ..shares import EPS
+from ..planning.candidates import Finish, Scorer
+from ..planning.certify import Certificate
+from ..planning.frontiers import frontier_graph
+from ..planning.planner import as_plan
+from ..saying.shares import EPS
 from .plan import SaveRule
 
 # Memory that others need between forward and backward, as shares of the part's plain activation peak: one curve is searched for

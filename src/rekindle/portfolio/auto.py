@@ -50,7 +50,7 @@ from ..model.graph import Graph
 from ..model.judge import simulate
 from ..model.schedule import Schedule
 from ..problem import Problem, choose, register
-from ..shares import EPS
+from ..saying.shares import EPS
 from ..solvers.rotor import thin
 from ..structure.archive import pareto
 from . import proposals, recent, small, way_down

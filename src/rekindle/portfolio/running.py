@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from .. import bounds
 from ..problem import Problem, choose
-from ..sizes import format_bytes
+from ..saying.sizes import format_bytes
 from ..structure.archive import Entry
 
 T = TypeVar("T")

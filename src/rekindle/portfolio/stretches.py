@@ -28,7 +28,7 @@ import numpy as np
 
 from .. import bounds
 from ..problem import Problem
-from ..shares import EPS
+from ..saying.shares import EPS
 from ..structure.archive import Entry, entry, pareto
 from ..structure.reduced import Reduced
 from . import proposals, recent, way_down

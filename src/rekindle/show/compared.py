@@ -7,8 +7,8 @@ from typing import Any
 
 from ..explain.comparison import Comparison, Difference, Sizes
 from ..explain.screen import MIB, aligned, decimals, number, wrapped
-from ..shares import percent, percent_down
-from ..sizes import format_bytes
+from ..saying.shares import percent, percent_down
+from ..saying.sizes import format_bytes
 from .text import figure
 
 MODULES_MOST = 16

@@ -9,8 +9,8 @@ from rich.table import Table
 from ..estimates.batches import BatchRow
 from ..estimates.estimate import PARTS, PATH_MOST, Estimate, format_seconds, rate, short
 from ..printed import name
-from ..shares import percent
-from ..sizes import format_bytes
+from ..saying.shares import percent
+from ..saying.sizes import format_bytes
 
 
 def estimate_table(e: Estimate) -> Table:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from ..errors import UsageError
 from ..model.plan import Plan
-from ..shares import percent
-from ..sizes import format_bytes
+from ..saying.shares import percent
+from ..saying.sizes import format_bytes
 from .svg import Canvas, byte_unit, n, number, ticks
 
 

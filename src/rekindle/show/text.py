@@ -17,8 +17,8 @@ from ..model.plan import Plan
 from ..model.verdict import bound_words, least_cost_words, splitting_claim
 from ..printed import name, printable
 from ..problem import Solver
-from ..shares import COST_WORDS, percent, percent_down
-from ..sizes import format_bytes
+from ..saying.shares import COST_WORDS, percent, percent_down
+from ..saying.sizes import format_bytes
 
 if TYPE_CHECKING:
     from ..zoo.listing import Listed

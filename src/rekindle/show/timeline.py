@@ -8,8 +8,8 @@ import numpy as np
 
 from ..model.graph import Graph
 from ..model.schedule import Schedule
-from ..shares import percent
-from ..sizes import format_bytes
+from ..saying.shares import percent
+from ..saying.sizes import format_bytes
 from .svg import Canvas, byte_unit, n, number, ticks
 from .time_axis import TimeAxis
 from .tracks import Track

@@ -39,7 +39,7 @@ from ..model.graph import Graph
 from ..model.judge import simulate
 from ..model.schedule import Schedule
 from ..problem import Problem, register
-from ..shares import EPS
+from ..saying.shares import EPS
 
 
 class Way(NamedTuple):

@@ -29,7 +29,7 @@ import numpy as np
 from ..kernels import rotor as kernel
 from ..model.schedule import Schedule
 from ..problem import Problem, choose, register
-from ..shares import EPS
+from ..saying.shares import EPS
 from ..structure.archive import Entry, entry, pareto
 from ..structure.chain import Chain, chain_of
 

@@ -17,9 +17,9 @@ from torch.nn.parameter import is_lazy
 from ..arguments import close, names_in
 from ..compiling import CompileOptions
 from ..errors import TraceError, UsageError
-from ..frames import is_users
 from ..printed import value
-from ..progress import Progress
+from ..saying.frames import is_users
+from ..saying.progress import Progress
 from . import private
 from .situation.attributes import plain_tensors
 from .situation.module_paths import is_marked

@@ -10,15 +10,15 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from .. import notices
-from ..accept import callback, choice
-from ..accept import unused as accept_unused
 from ..ask import GRADIENTS, LOSSES, TraceOptions
 from ..errors import InfeasibleBudget, TraceError
 from ..kernels import companion
 from ..model.graph import OPERATOR, Graph
 from ..model.plan import Plan
-from ..progress import Progress, announce, telling
+from ..planning.accept import callback, choice
+from ..planning.accept import unused as accept_unused
+from ..saying import notices
+from ..saying.progress import Progress, announce, telling
 from . import accept
 from .capture import capture as cap
 from .capture.captured import Captured

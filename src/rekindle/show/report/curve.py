@@ -9,16 +9,16 @@ import numpy as np
 
 from ...ask import Goal, PlanOptions
 from ...errors import FormatError, UsageError
-from ...frontiers import frontier_graph
 from ...model.formats import Reader, read_json
 from ...model.graph import Graph
 from ...model.judge import simulate
 from ...model.plan import Plan
 from ...model.schedule import RUN, Schedule
-from ...own_terms import beside_captured
-from ...plan_files import FILE_EPS
+from ...planning.frontiers import frontier_graph
+from ...planning.own_terms import beside_captured
+from ...planning.plan_files import FILE_EPS
 from ...printed import name, value
-from ...progress import Progress, announce, telling
+from ...saying.progress import Progress, announce, telling
 from ..time_axis import TimeAxis
 
 FRONTIER = "rekindle.frontier/1"

@@ -21,8 +21,8 @@ from ...model.plan import Plan
 from ...model.schedule import Schedule
 from ...parts.plan import PartsPlan
 from ...printed import name
-from ...shares import COST_WORDS, percent
-from ...sizes import format_bytes
+from ...saying.shares import COST_WORDS, percent
+from ...saying.sizes import format_bytes
 from ..time_axis import TimeAxis
 from .curve import Point
 from .held import PART_OF, MemoryByPart

@@ -13,13 +13,13 @@ from importlib import resources
 from string import Template
 from typing import Any
 
-from ... import certificates
 from ...arguments import callback, file_name
 from ...errors import UsageError
 from ...model.files import check_writable, write_text
 from ...model.plan import Plan
 from ...parts.plan import PartsPlan
-from ...progress import Progress, announce
+from ...planning import certificates
+from ...saying.progress import Progress, announce
 from . import document
 from .curve import Frontier, points_of
 

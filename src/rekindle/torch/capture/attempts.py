@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 
 from ...errors import TraceError, UsageError
-from ...frames import in_short
+from ...saying.frames import in_short
 from ..operators import hidden_writes, rules
 from ..private import aot_export_joint_with_descriptors, functorch_config, inductor_config, scripted_refused
 from ..situation.attributes import Attributes

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ... import notices
 from ...ask import TraceOptions
 from ...errors import TraceError
+from ...saying import notices
 from ..operators.attention import AttentionOfGpu
 from ..operators.eager_strides import eager_strides
 from ..private import (

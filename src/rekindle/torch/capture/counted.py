@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from ...frames import is_users, line_of
+from ...saying.frames import is_users, line_of
 
 
 class Asked:

@@ -12,7 +12,7 @@ from torch import nn
 
 from ...ask import TraceOptions
 from ...errors import TraceError
-from ...frames import ChangeFinder, in_short, line_of, users_frame
+from ...saying.frames import ChangeFinder, in_short, line_of, users_frame
 from ..private import checkpoints_noted, is_fake, mutations_of, place_of
 from ..situation import lru_caches
 from ..situation.attributes import Attributes, Changes, Kind, kind_of, tensors_in_attributes

@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 
 from ...errors import TraceError
-from ...frames import in_short
+from ...saying.frames import in_short
 from ..private import OpOverload, aot, tree_leaves
 from ..situation.module_paths import module_path, source_line
 from ..tensors import tree

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 
 from ...errors import TraceError
-from ...frames import in_short, is_users, line_of, users_frame
+from ...saying.frames import in_short, is_users, line_of, users_frame
 from ..private import disable_modes
 from ..situation.other_random import numpys, pythons
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from ...errors import TraceError
-from ...frames import in_short, users_line
+from ...saying.frames import in_short, users_line
 from ..private import DataDependentOutputException, DynamicOutputShapeException, Scripted
 from ..situation.callables import line_that_sets
 from ..situation.module_paths import BEHIND, printable

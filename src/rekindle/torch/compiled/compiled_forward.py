@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ... import notices
 from ...compiling import IN_SLICES, Compiled, CompileOptions
 from ...errors import RekindleError
 from ...printed import first_line
+from ...saying import notices
 from .. import private
 from ..measure.caches import without_caches
 from ..measure.recording import signature

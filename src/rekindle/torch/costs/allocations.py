@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ... import notices
 from ...errors import UsageError
+from ...saying import notices
 from ..private import profiler_is_running, profiler_runs_elsewhere, record_allocations, recorded_allocations
 
 

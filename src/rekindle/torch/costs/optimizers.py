@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from ...arguments import close
 from ...errors import UsageError
 from ...printed import value
-from ...sizes import format_bytes
+from ...saying.sizes import format_bytes
 from ..tensors.op_tensors import storage_of
 from .optimizer_trial import Options, bytes_by_shape, names, optimizers_by_name, tensors_of_state
 

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ... import accept as core_accept
 from ...arguments import choice, flag
 from ...ask import GRADIENTS, Goal, PlanOptions
 from ...errors import TraceError, UsageError
 from ...estimates.batches import Answer, BatchRow, LargestBatch, largest
 from ...estimates.estimate import Estimate
+from ...planning import accept as core_accept
 from ...printed import value
-from ...progress import Progress, telling
+from ...saying.progress import Progress, telling
 from .. import accept
 from ..tensors import tree
 from .planned_batches import Model, PlannedBatches

@@ -14,9 +14,9 @@ from ...errors import InfeasibleBudget
 from ...estimates.estimate import Estimate
 from ...model.held import held_peak
 from ...model.plan import Plan
-from ...planner import plan_graph
-from ...progress import announce
-from ...sizes import format_bytes
+from ...planning.planner import plan_graph
+from ...saying.progress import announce
+from ...saying.sizes import format_bytes
 from .. import accept
 from ..operators.own_ops import workspace_bytes
 from ..private import is_fake

@@ -17,7 +17,7 @@ from ...errors import UsageError
 from ...estimates import allocator
 from ...estimates.estimate import CPU_BAND, Estimate, ModuleFigures
 from ...printed import value
-from ...progress import Progress, announce, telling
+from ...saying.progress import Progress, announce, telling
 from .. import accept
 from ..costs import devices
 from ..costs.optimizers import innermost, state_bytes

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ...errors import RekindleError, TraceError
-from ...frames import users_line
+from ...saying.frames import users_line
 from ..private import fake_mode_of
 from ..tensors import tree
 from ..tensors.instrument import Instrument

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ... import notices
 from ...errors import RekindleError, TraceError
 from ...model.plan import Plan
+from ...saying import notices
 from ..capture.left_out import as_if_left_out
 from ..capture.trace_errors import OF_FIRST_CALLS
 from ..private import disable_autocast, is_fake

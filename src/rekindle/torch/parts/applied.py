@@ -12,9 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ... import notices
 from ...ask import PlanOptions
-from ...carrying import ANOTHER_GRAPH, CARRIED, Replanned, carried
 from ...compiling import Compiled, CompileOptions
 from ...errors import PlanMismatch
 from ...model.plan import Plan
@@ -22,7 +20,9 @@ from ...model.schedule import Schedule
 from ...parts.files import from_text as plan_from_text
 from ...parts.plan import PartsPlan
 from ...parts.ways import Way, as_part_plan, figures, ways
-from ...sizes import format_bytes
+from ...planning.carrying import ANOTHER_GRAPH, CARRIED, Replanned, carried
+from ...saying import notices
+from ...saying.sizes import format_bytes
 from .. import private
 from ..compiled.compiled_forward import CompiledForward
 from ..compiled.stage import block_of

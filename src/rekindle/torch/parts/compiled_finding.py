@@ -21,7 +21,7 @@ from ...ask import TraceOptions
 from ...compiling import CompileOptions
 from ...errors import TraceError, UsageError
 from ...printed import first_line
-from ...progress import Progress, announce
+from ...saying.progress import Progress, announce
 from ..compiled.blocks import chain_of_leaves, find_blocks
 from ..compiled.compiled_forward import not_compiled
 from ..compiled.stage import Stage

@@ -10,12 +10,12 @@ from functools import partial
 
 import torch
 
-from ... import notices
 from ...ask import PlanOptions
 from ...compiling import IN_SLICES, OF_PARTS, OF_WHOLE, CompileOptions
 from ...errors import TraceError, UsageError
 from ...printed import first_line
-from ...progress import announce
+from ...saying import notices
+from ...saying.progress import announce
 from ..compiled.compiled_forward import not_compiled
 from ..compiled.stage import Stage
 from ..compiled.whole_graph import WHOLE

@@ -17,7 +17,7 @@ from ...compiling import IN_SLICES, Compiled, CompileOptions
 from ...errors import TraceError
 from ...parts.ways import Figures, Way, best
 from ...printed import first_line
-from ...progress import Progress, announce
+from ...saying.progress import Progress, announce
 from ..compiled.stage import compiled_forward
 from ..rewrite.closeness import difference, least_scale
 from ..run.sample import leaf_of

@@ -17,8 +17,8 @@ from ...compiling import CompileOptions
 from ...errors import InfeasibleBudget, ParityError, RekindleError, TraceError, UsageError
 from ...parts.division import OPEN, Division, Step, divide, offer
 from ...parts.plan import PartsPlan
-from ...progress import announce
-from ...shares import EPS
+from ...saying.progress import announce
+from ...saying.shares import EPS
 from ..compiled.compiled_forward import CompiledForward
 from ..costs.optimizers import not_counted, state_bytes
 from ..costs.resident import resident_bytes

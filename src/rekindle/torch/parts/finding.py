@@ -11,7 +11,7 @@ from torch import nn
 
 from ...ask import PlanOptions, TraceOptions
 from ...errors import RekindleError, RekindleWarning, TraceError, UsageError
-from ...progress import announce
+from ...saying.progress import announce
 from .. import accept
 from ..capture.trace_errors import NO_BACKWARD, READS, SHAPE_FROM_DATA
 from ..compiled.stage import Stage

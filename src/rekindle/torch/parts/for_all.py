@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from ...errors import ParityError, PlanMismatch, RekindleError, UsageError
 from ...model.plan import Plan
-from ...notices import warn
 from ...parts.files import parts_plan_from_json
 from ...parts.plan import Part, PartsPlan
-from ...progress import announce
-from ...sizes import format_bytes
+from ...saying.notices import warn
+from ...saying.progress import announce
+from ...saying.sizes import format_bytes
 from .. import accept
 from ..measure.as_before import as_before
 from ..measure.caches import matter, without_caches

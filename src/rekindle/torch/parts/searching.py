@@ -15,7 +15,7 @@ from ...ask import PlanOptions
 from ...errors import RekindleError
 from ...parts.ways import Way, as_part_plan, ways
 from ...printed import first_line
-from ...progress import announce
+from ...saying.progress import announce
 from ..measure import trial
 from ..measure.measured_step import Subject
 from ..measure.recording import signature

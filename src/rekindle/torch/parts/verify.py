@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import nn
 
-from ...accept import plan as accept_plan
 from ...arguments import flag
 from ...compiling import CompileOptions
 from ...errors import UsageError
 from ...model.plan import Plan
 from ...parts.plan import PartsPlan
+from ...planning.accept import plan as accept_plan
 from ...printed import value
 from .. import accept
 from ..compiled.compiled_forward import CompiledForward

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from ...errors import InfeasibleBudget, ParityError, RekindleError, TraceError, UsageError
-from ...frames import is_users, users_line
-from ...sizes import format_bytes
+from ...saying.frames import is_users, users_line
+from ...saying.sizes import format_bytes
 from ..compiled.stage import Stage
 from ..tensors.sharded import class_name
 

@@ -8,8 +8,8 @@ from functools import cached_property
 from ...ask import PlanOptions
 from ...model.graph import Graph
 from ...model.plan import Plan
-from ...own_terms import plain_activation_bytes
-from ...variants import CLOSE, Steps
+from ...planning.own_terms import plain_activation_bytes
+from ...planning.variants import CLOSE, Steps
 from ..trace import Trace
 from .candidates import Rewrites
 from .closeness import sums

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx, nn
 
-from ... import notices
 from ...errors import RekindleError
+from ...saying import notices
 from ..capture.left_out import taken_apart
 from ..operators import rules
 from ..operators.node_tensors import storage_bytes

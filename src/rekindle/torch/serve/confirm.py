@@ -8,15 +8,15 @@ from typing import Any
 
 from torch import nn
 
-from ... import notices
 from ...ask import Aim, Goal
-from ...certify import Claim, least_overhead
 from ...errors import InfeasibleBudget, ParityError
-from ...infeasible import bound_words, choices, floor_of
 from ...model.plan import Plan
-from ...own_terms import beside_captured, in_own_terms
-from ...shares import EPS
-from ...sizes import format_bytes
+from ...planning.certify import Claim, least_overhead
+from ...planning.infeasible import bound_words, choices, floor_of
+from ...planning.own_terms import beside_captured, in_own_terms
+from ...saying import notices
+from ...saying.shares import EPS
+from ...saying.sizes import format_bytes
 from .verify import Check, check_step
 
 REPLANS_MOST = 2  # plans that are made anew because a measured step took more than the budget (a guess)

@@ -10,7 +10,7 @@ from ...ask import PlanOptions, TraceOptions
 from ...errors import PlanMismatch, TraceError
 from ...model.judge import simulate
 from ...model.plan import Plan
-from ...sizes import format_bytes
+from ...saying.sizes import format_bytes
 from ..rewrite.rewritten import fitting, rewritten_like
 from ..run.bound import answered
 from ..run.stages import LastReads

@@ -11,8 +11,8 @@ from ...ask import Goal, PlanOptions
 from ...errors import InfeasibleBudget, PlanMismatch, RekindleError, UsageError
 from ...model.plan import Plan
 from ...model.rewriting import Rewriting, steps_from_json
-from ...own_terms import beside_captured, plain_figures
-from ...variants import CLOSE, Choice, goal_of
+from ...planning.own_terms import beside_captured, plain_figures
+from ...planning.variants import CLOSE, Choice, goal_of
 from ..rewrite.closeness import marked, sums
 from ..rewrite.family import Make, Variants
 from ..rewrite.probe import Bits

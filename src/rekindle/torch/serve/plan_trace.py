@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 from ...ask import PlanOptions
-from ...candidates import Known
 from ...errors import InfeasibleBudget
 from ...estimates.allocator import BLOCK_BYTES
 from ...model import formats
@@ -19,9 +18,10 @@ from ...model.graph import Graph
 from ...model.judge import simulate
 from ...model.plan import Plan
 from ...model.schedule import Schedule
-from ...own_terms import plain_activation_bytes
-from ...planner import plan_graph
-from ...sizes import format_bytes
+from ...planning.candidates import Known
+from ...planning.own_terms import plain_activation_bytes
+from ...planning.planner import plan_graph
+from ...saying.sizes import format_bytes
 from ..costs.for_all import costs_from_json, with_costs
 from ..operators import rules
 from ..operators.node_tensors import tensors_of

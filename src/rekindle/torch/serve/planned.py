@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from ... import plan_files
 from ...model.plan import Plan
+from ...planning import plan_files
 from .. import private
 from ..run import shared_casts
 from ..run.bound import Bound

@@ -13,15 +13,16 @@ from dataclasses import replace
 
 from torch import nn
 
-from ... import allowance, notices
+from ... import allowance
 from ...ask import Goal, PlanOptions
-from ...carrying import ANOTHER_GRAPH, CARRIED, RECEIVED, SEARCHED, Replanned
 from ...errors import InfeasibleBudget, ParityError, PlanMismatch, RekindleError, TraceError, UsageError
 from ...model.graph import Graph
 from ...model.judge import simulate
 from ...model.plan import Plan
-from ...progress import announce, telling
-from ...sizes import format_bytes
+from ...planning.carrying import ANOTHER_GRAPH, CARRIED, RECEIVED, SEARCHED, Replanned
+from ...saying import notices
+from ...saying.progress import announce, telling
+from ...saying.sizes import format_bytes
 from ..capture.trace_errors import OF_FIRST_CALLS
 from ..measure import trial
 from ..measure.variation import communicates

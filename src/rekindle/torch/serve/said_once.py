@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from ... import notices
-from ...sizes import format_bytes
+from ...saying import notices
+from ...saying.sizes import format_bytes
 from ..tensors.sharded import own_class
 
 SHAPES_BEFORE_HINT = 4  # new ones; a last batch and one for validation are no habit. A guess

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from ... import notices
+from ...saying import notices
 from ..tensors import tree
 from ..tensors.lock import LOCK
 

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...carrying import Replanned
 from ...errors import PlanMismatch, RekindleError, UsageError
 from ...model.plan import Plan
 from ...parts.plan import PartsPlan
-from ...sizes import format_bytes
+from ...planning.carrying import Replanned
+from ...saying.sizes import format_bytes
 from .. import accept
 from ..measure.as_before import as_before
 from ..measure.comparison import KINDS, Compared, compare, unless_plain_steps_vary, without_others_draws

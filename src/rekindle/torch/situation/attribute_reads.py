@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from ...frames import is_users
+from ...saying.frames import is_users
 
 # Attributes that torch itself uses. Guards check parameters, buffers, submodules and hooks in any case.
 INTERNAL = frozenset(nn.Module().__dict__) - {"training"}

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from ...frames import in_words
+from ...saying.frames import in_words
 from ..tensors.objects import cells_of, function_in, is_users, reached
 
 _TOLD = {"print", "log", "logger", "logging", "warnings"}  # globals by which code prints or logs

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from torch import nn
 
 from ...errors import TraceError
-from ...frames import in_short, line_of, users_frame
+from ...saying.frames import in_short, line_of, users_frame
 from ..tensors.objects import slots_of
 from .restorable import Restorable, restorable
 

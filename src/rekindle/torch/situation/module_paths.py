@@ -17,7 +17,7 @@ from torch import fx, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from ... import printed
-from ...frames import LIBRARIES
+from ...saying.frames import LIBRARIES
 from ..private import sequence_number
 
 _PATH, _LINE = "rekindle_module_path", "rekindle_line"

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ...frames import line_of, users_frame
+from ...saying.frames import line_of, users_frame
 
 
 @contextlib.contextmanager

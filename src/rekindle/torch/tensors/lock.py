@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import nn
 
-from ... import notices
-from ...progress import Progress
+from ...saying import notices
+from ...saying.progress import Progress
 from ..private import backward_number, no_compiling
 
 NAMED_AFTER_S = 2.0  # after it a waiting thread says for what it waits; the product's promise

@@ -20,9 +20,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from ... import errors, notices
+from ... import errors
 from ...errors import InfeasibleBudget, RekindleError
 from ...model.formats import parse_json
+from ...saying import notices
 from ...version import __version__
 from ..private import store_of_processes
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from . import portfolio, solvers
-from .arguments import close
-from .errors import UsageError
-from .printed import value
-from .problem import REGISTERED, Solver
+from .. import portfolio, solvers
+from ..arguments import close
+from ..errors import UsageError
+from ..printed import value
+from ..problem import REGISTERED, Solver
 
 
 def all_solvers() -> list[Solver]:

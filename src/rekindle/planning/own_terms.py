@@ -11,13 +11,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from .ask import Fraction, Goal, MaxOverhead, PlanOptions
-from .model.graph import COSTS, Graph
-from .model.judge import simulate
-from .model.plan import Plan
-from .model.rewriting import Plain, Rewriting
-from .model.schedule import Schedule
-from .shares import EPS
+from ..ask import Fraction, Goal, MaxOverhead, PlanOptions
+from ..model.graph import COSTS, Graph
+from ..model.judge import simulate
+from ..model.plan import Plan
+from ..model.rewriting import Plain, Rewriting
+from ..model.schedule import Schedule
+from ..saying.shares import EPS
 
 
 def plain_figures(graph: Graph) -> Plain:

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from . import bounds
-from .ask import Aim
+from .. import bounds
+from ..ask import Aim
+from ..exact.search import least_peak
+from ..model.graph import Graph
+from ..model.schedule import Schedule
+from ..saying.shares import EPS
 from .candidates import Scored
-from .exact.search import least_peak
-from .model.graph import Graph
-from .model.schedule import Schedule
-from .shares import EPS
 
 # Guesses that served on the benchmark's models.
 LEFT_OF_LIMIT_SHARE = 0.1  # part of a time limit that the search leaves for the certificate

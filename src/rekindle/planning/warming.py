@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..ask import Goal, PlanOptions
+from ..errors import RekindleError
+from ..kernels import companion
+from ..kernels.judge import judge
+from ..model.graph import BOUNDARY, Graph, Op, Value
 from . import registry
-from .ask import Goal, PlanOptions
-from .errors import RekindleError
-from .kernels import companion
-from .kernels.judge import judge
-from .model.graph import BOUNDARY, Graph, Op, Value
 from .planner import plan_graph
 
 SHORT_STAGES = 6

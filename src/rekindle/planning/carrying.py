@@ -11,16 +11,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from . import bounds, registry
-from .ask import Aim, PlanOptions
+from .. import bounds
+from ..ask import Aim, PlanOptions
+from ..errors import InfeasibleBudget
+from ..model.graph import Graph, Op
+from ..model.plan import Plan
+from ..model.schedule import Schedule
+from ..saying.shares import EPS
+from . import registry
 from .candidates import Finish, Request, Scored, Scorer, pick
 from .certify import Certificate
-from .errors import InfeasibleBudget
-from .model.graph import Graph, Op
-from .model.plan import Plan
-from .model.schedule import Schedule
 from .planner import as_plan, plan_graph
-from .shares import EPS
 
 CARRIED, SEARCHED, ANOTHER_GRAPH, RECEIVED = "carried over", "searched", "searched for another graph", "received"
 

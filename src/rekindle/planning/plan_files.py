@@ -7,19 +7,19 @@ import os
 from dataclasses import replace
 from typing import Any
 
+from ..arguments import file_name
+from ..ask import Goal, PlanOptions
+from ..errors import FormatError, UsageError
+from ..model import formats, options_file
+from ..model.graph import COSTS, Graph
+from ..model.judge import simulate
+from ..model.plan import Plan
+from ..model.rewriting import from_json as rewriting_from_json
+from ..model.schedule import Schedule
+from ..printed import name, value
+from ..saying.shares import EPS
 from . import certificates
-from .arguments import file_name
-from .ask import Goal, PlanOptions
-from .errors import FormatError, UsageError
-from .model import formats, options_file
-from .model.graph import COSTS, Graph
-from .model.judge import simulate
-from .model.plan import Plan
-from .model.rewriting import from_json as rewriting_from_json
-from .model.schedule import Schedule
 from .own_terms import in_own_terms
-from .printed import name, value
-from .shares import EPS
 
 FILE_EPS = 2 * EPS  # the planner has allowed one of it
 

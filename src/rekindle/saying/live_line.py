@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 
-from .printed import printable
+from ..printed import printable
 
 FEWEST_COLUMNS, USUAL_COLUMNS = 20, 80  # a terminal that says it has fewer is taken for a usual one
 _lock = threading.RLock()

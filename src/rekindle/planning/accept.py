@@ -8,14 +8,14 @@ from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any
 
+from ..arguments import callback, choice, flag, names_in
+from ..ask import EFFORTS, GRADIENTS, PARITIES, PlanOptions
+from ..compiling import CompileOptions
+from ..errors import UsageError
+from ..model.any_plan import AnyPlan
+from ..model.graph import COSTS, Graph
+from ..printed import value
 from . import registry
-from .arguments import callback, choice, flag, names_in
-from .ask import EFFORTS, GRADIENTS, PARITIES, PlanOptions
-from .compiling import CompileOptions
-from .errors import UsageError
-from .model.any_plan import AnyPlan
-from .model.graph import COSTS, Graph
-from .printed import value
 
 TIME_MOST_S = 1e9  # of a search: thirty years
 SEEDS = 2**32  # seeds are below it, as NumPy's are

@@ -13,16 +13,16 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import Protocol, TypeVar
 
-from . import bounds
-from .ask import Goal, PlanOptions
-from .errors import InfeasibleBudget, PlanMismatch, UsageError
-from .model.floor import single_op
-from .model.graph import Graph
-from .model.plan import Plan
-from .model.rewriting import Plain, Rewrite, Rewriting
-from .model.rewriting_words import short
+from .. import bounds
+from ..ask import Goal, PlanOptions
+from ..errors import InfeasibleBudget, PlanMismatch, UsageError
+from ..model.floor import single_op
+from ..model.graph import Graph
+from ..model.plan import Plan
+from ..model.rewriting import Plain, Rewrite, Rewriting
+from ..model.rewriting_words import short
+from ..saying.progress import announce
 from .own_terms import beside_captured, once, overhead_beside, own_goal, plain_figures
-from .progress import announce
 
 log = logging.getLogger("rekindle")
 T = TypeVar("T")

@@ -26,18 +26,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import bounds
-from .ask import PlanOptions
+from .. import bounds
+from ..ask import PlanOptions
+from ..errors import FormatError, RekindleError
+from ..model import formats
+from ..model.cache_folder import cache_folder, make_private
+from ..model.files import locked, read_own, write_own
+from ..model.graph import DESCRIBING, Graph
+from ..printed import name
+from ..problem import Solver
+from ..version import __version__
 from .candidates import Known, Scored, Scorer
-from .errors import FormatError, RekindleError
-from .model import formats
-from .model.cache_folder import cache_folder, make_private
-from .model.files import locked, read_own, write_own
-from .model.graph import DESCRIBING, Graph
 from .plan_files import is_solver_name, runs_too_much
-from .printed import name
-from .problem import Solver
-from .version import __version__
 
 log = logging.getLogger("rekindle")
 

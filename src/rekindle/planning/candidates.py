@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .ask import Aim, PlanOptions
-from .model.graph import Graph
-from .model.held import held_peak, relaxed
-from .model.judge import Simulation, simulate
-from .model.schedule import Schedule
-from .shares import EPS
+from ..ask import Aim, PlanOptions
+from ..model.graph import Graph
+from ..model.held import held_peak, relaxed
+from ..model.judge import Simulation, simulate
+from ..model.schedule import Schedule
+from ..saying.shares import EPS
 
 Finish = Callable[[Graph, Schedule], Schedule]
 

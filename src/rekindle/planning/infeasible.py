@@ -6,19 +6,19 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from . import bounds
-from .ask import Aim, Goal, PlanOptions
+from .. import bounds
+from ..ask import Aim, Goal, PlanOptions
+from ..errors import InfeasibleBudget, UsageError
+from ..model.graph import Graph
+from ..model.held import relaxed, result_values
+from ..model.op_names import op_words
+from ..model.plan import Plan
+from ..model.schedule import Schedule
+from ..problem import Solver
+from ..saying.progress import announce
+from ..saying.shares import COST_WORDS, percent
+from ..saying.sizes import format_bytes
 from .candidates import Scored, Scorer
-from .errors import InfeasibleBudget, UsageError
-from .model.graph import Graph
-from .model.held import relaxed, result_values
-from .model.op_names import op_words
-from .model.plan import Plan
-from .model.schedule import Schedule
-from .problem import Solver
-from .progress import announce
-from .shares import COST_WORDS, percent
-from .sizes import format_bytes
 
 DEFAULT_SOLVER = "auto"  # as `rekindle.plan` has it
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from ..printed import printable
 from . import live_line, notices
-from .printed import printable
 
 log = logging.getLogger("rekindle")
 Tell = Callable[[str], None]

@@ -11,10 +11,10 @@ import os
 import sys
 import warnings
 
+from ..errors import RekindleWarning
+from ..printed import shortened
 from . import live_line
-from .errors import RekindleWarning
 from .frames import depth_of_user
-from .printed import shortened
 
 log = logging.getLogger("rekindle")
 

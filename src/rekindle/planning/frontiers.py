@@ -8,17 +8,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from . import bounds, registry, remembered
-from .ask import Goal, PlanOptions
+from .. import bounds
+from ..ask import Goal, PlanOptions
+from ..model.graph import Graph
+from ..model.plan import Plan
+from ..model.schedule import Schedule
+from ..problem import Problem, Solver
+from ..saying.progress import announce
+from ..saying.shares import EPS
+from . import registry, remembered
 from .candidates import Finish, Scored, Scorer, pareto, thin
 from .certify import Certificate
-from .model.graph import Graph
-from .model.plan import Plan
-from .model.schedule import Schedule
 from .planner import as_plan, make_problem
-from .problem import Problem, Solver
-from .progress import announce
-from .shares import EPS
 
 # Guesses that served on the benchmark's models.
 BUDGETS = 12  # asked of solvers that find one plan at a time; a curve holds at most twice as many plans

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from . import bounds
+from .. import bounds
+from ..saying.shares import EPS
 from .certify import Claim, is_proven, least_overhead
 from .own_terms import in_own_terms
-from .shares import EPS
 
 if TYPE_CHECKING:
-    from .model.plan import Plan
+    from ..model.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -7,19 +7,20 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from . import allowance, bounds, certify, registry, remembered
-from .ask import Aim, Goal, PlanOptions
+from .. import allowance, bounds
+from ..ask import Aim, Goal, PlanOptions
+from ..errors import InfeasibleBudget, RekindleError
+from ..model.graph import Graph
+from ..model.held import keeping_results, result_values
+from ..model.plan import Plan
+from ..model.schedule import Schedule
+from ..problem import Problem, Solve, Solver
+from ..saying.progress import announce
+from ..saying.shares import EPS, percent
+from ..saying.sizes import format_bytes
+from . import certify, registry, remembered
 from .candidates import Finish, Known, Request, Scored, Scorer, pick, smaller
-from .errors import InfeasibleBudget, RekindleError
 from .infeasible import floor_of, infeasible, no_such_overhead
-from .model.graph import Graph
-from .model.held import keeping_results, result_values
-from .model.plan import Plan
-from .model.schedule import Schedule
-from .problem import Problem, Solve, Solver
-from .progress import announce
-from .shares import EPS, percent
-from .sizes import format_bytes
 
 # Guesses that served on the benchmark's models.
 USUAL_S = 30.0  # a longer time limit makes thorough searches work longer, in proportion

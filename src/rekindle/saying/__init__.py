@@ -1,0 +1,1 @@
+"""How the package speaks while it works: warnings, progress, lines of the user, bytes and shares as people write them."""
