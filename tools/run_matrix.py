@@ -6,7 +6,7 @@ With a CUDA build of PyTorch the tests in `tests/matrix` run too: on the GPU, or
 
     python tools/run_matrix.py                                # all combinations, all tests
     python tools/run_matrix.py 2.11.0-py3.12                  # one combination
-    python tools/run_matrix.py --tests tests/torch/test_parity.py
+    python tools/run_matrix.py --tests tests/torch/run/test_parity.py
 
 Exits with 1 if a test fails or an environment cannot be built. A Python that is not installed is a row of the table, and no
 failure.
