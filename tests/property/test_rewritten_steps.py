@@ -163,7 +163,7 @@ def test_slices_are_found_in_both_kinds_of_nets() -> None:
 @examples(20)
 @given(st.data(), nets)
 def test_the_original_stays_as_it_is(data: st.DataObject, net: Net) -> None:
-    from rekindle.torch.capture.normalise import lower
+    from rekindle.torch.lowering.normalise import lower
 
     plain = traced(*net)
     c = plain.lowered.captured

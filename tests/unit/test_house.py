@@ -42,6 +42,7 @@ ORDER: list[dict[str, set[str]]] = [
     {"torch.operators": set()},
     {"torch.situation": set()},
     {"torch.capture": set()},
+    {"torch.lowering": set()},
     {"torch.costs": set(), "zoo": set()},
     {"torch": set()},
     {"torch.rewrite": set()},

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from torch import fx
 
-from ..torch.capture.lowered import Lowered
+from ..torch.lowering.lowered import Lowered
 
 
 def node_runs(low: Lowered, runs: Iterable[int]) -> int:

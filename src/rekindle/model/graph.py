@@ -19,7 +19,7 @@ from ..kernels.arrays import Arrays
 from ..printed import name
 from ..printed import value as printed
 
-# Kinds of ops. A traced op calls an operator or is one of the others, which `torch.capture.normalise` explains.
+# Kinds of ops. A traced op calls an operator or is one of the others, which `torch.lowering.normalise` explains.
 OPERATOR, BOUNDARY, SNAPSHOT, COPY, ACCUMULATE = "aten", "boundary", "snapshot", "copy_", "accumulate"
 KINDS = (OPERATOR, BOUNDARY, SNAPSHOT, COPY, ACCUMULATE)
 DESCRIBING = ("module", "kind", "target", "shape")  # the optional fields of an `Op`, "" where unknown

@@ -22,12 +22,7 @@ from ..saying.progress import Progress, announce, telling
 from . import accept
 from .capture import capture as cap
 from .capture.captured import Captured
-from .capture.duplicates import merge_duplicates
-from .capture.in_place import write_in_place
 from .capture.left_out import no_such_results
-from .capture.lowered import Lowered
-from .capture.normalise import lower
-from .capture.shape_only import without_shapes
 from .capture.stand_in import has_stand_in, stand_ins
 from .costs import devices, unknown_sizes
 from .costs.cache import environment
@@ -36,6 +31,11 @@ from .costs.node_costs import known_workspaces, modelled_costs, node_costs
 from .costs.optimizer_trial import names
 from .costs.optimizers import not_counted, state_bytes
 from .costs.resident import gradient_bytes, resident_beside
+from .lowering.duplicates import merge_duplicates
+from .lowering.in_place import write_in_place
+from .lowering.lowered import Lowered
+from .lowering.normalise import lower
+from .lowering.shape_only import without_shapes
 from .operators.node_tensors import tensors_of
 from .private import is_fake, store_of_processes
 from .situation import module_call as calls

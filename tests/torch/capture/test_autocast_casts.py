@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import rekindle
-from rekindle.torch.capture.editing import Editor
+from rekindle.torch.lowering.editing import Editor
 from rekindle.torch.measure.as_before import same
 
 Loss = torch.Tensor

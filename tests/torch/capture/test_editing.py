@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import rekindle
-from rekindle.torch.capture.editing import Editor
+from rekindle.torch.lowering.editing import Editor
 from rekindle.torch.operators.node_tensors import storage_bytes
 from rekindle.torch.rewrite.rewritten import with_captured
 from rekindle.torch.trace import Trace

@@ -10,9 +10,9 @@ from torch import fx, nn
 
 from rekindle.model.rewriting import SLICES
 from rekindle.planning.own_terms import plain_activation_bytes
-from rekindle.torch.capture import editing
 from rekindle.torch.capture.captured import Captured
-from rekindle.torch.capture.editing import FreshResults, fake_result
+from rekindle.torch.lowering import editing
+from rekindle.torch.lowering.editing import FreshResults, fake_result
 from rekindle.torch.operators.node_tensors import tensors_of
 from rekindle.torch.rewrite import candidates
 from rekindle.torch.rewrite.candidates import Rewrites

@@ -8,7 +8,7 @@ import torch.fx.traceback
 from torch import Tensor, nn
 
 import rekindle
-from rekindle.torch.capture.gradient_additions import additions
+from rekindle.torch.lowering.gradient_additions import additions
 
 
 class UsedTwice(nn.Module):

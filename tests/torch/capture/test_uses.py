@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import rekindle
 from marks import every
-from rekindle.torch.capture.gradient_additions import additions
+from rekindle.torch.lowering.gradient_additions import additions
 
 HOW: dict[str, Any] = {"solver": "storages", "time_limit": 0.5}
 

@@ -13,7 +13,7 @@ from torch import fx, nn
 import rekindle
 from rekindle.torch import trace
 from rekindle.torch.capture.captured import Captured, joint_fake_mode
-from rekindle.torch.capture.duplicates import merge_duplicates
+from rekindle.torch.lowering.duplicates import merge_duplicates
 from rekindle.torch.operators import pieces
 from rekindle.torch.operators.pieces import PieceSettings
 from rekindle.torch.operators.pool_offsets import MAX_POOL2D_BACKWARD_BY_OFFSETS, POOL_OFFSETS

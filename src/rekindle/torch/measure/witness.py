@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..capture.resize import content
+from ..lowering.resize import content
 from ..private import StorageWeakRef, TorchDispatchMode, tree_leaves
 from ..situation.attribute_reads import Reads
 

@@ -30,7 +30,7 @@ def in_grad_mode(target: Any) -> Corrected:
 
 
 def by_shape(target: Any) -> Corrected:
-    """Of a kernel that reads an argument for its shape only, where a stand-in without memory is given (`capture.shape_only`).
+    """Of a kernel that reads an argument for its shape only, where a stand-in without memory is given (`lowering.shape_only`).
 
     A GPU's kernel would make a contiguous copy of the stand-in; here the result itself, not yet written, takes its place.
     """

@@ -10,8 +10,8 @@ from ...errors import PlanMismatch
 from ...model import rewriting as kinds
 from ...model.rewriting import Rewrite
 from ..capture.captured import Captured
-from ..capture.editing import Editor, without_aliases
-from ..capture.phases import depend_on_gradients
+from ..lowering.editing import Editor, without_aliases
+from ..lowering.phases import depend_on_gradients
 from ..operators import rules
 from ..operators.cuts import Cut, cuts_of
 from ..operators.node_tensors import is_member, is_view

@@ -10,9 +10,9 @@ from ...errors import PlanMismatch
 from ...model.floor import single_op
 from ...model.rewriting import CONVOLUTIONS, PICKED, SAVES, Rewrite
 from ..capture.captured import Captured
-from ..capture.editing import without_aliases
-from ..capture.lowered import Lowered
-from ..capture.normalise import lower
+from ..lowering.editing import without_aliases
+from ..lowering.lowered import Lowered
+from ..lowering.normalise import lower
 from ..operators.node_tensors import storage_bytes
 from .apply import after
 from .estimate import WorkingSets

@@ -9,9 +9,9 @@ import numpy as np
 from torch import fx
 
 from ...model.floor import working_set
-from ..capture.lowered import Lowered
-from ..capture.phases import depend_on_gradients
-from ..capture.shape_only import is_stand_in
+from ..lowering.lowered import Lowered
+from ..lowering.phases import depend_on_gradients
+from ..lowering.shape_only import is_stand_in
 from ..operators.cuts import SUM, cuts_of, tensor_arguments
 from ..operators.node_tensors import storage_bytes
 from .region import Region, put_together, source, tensor_nodes

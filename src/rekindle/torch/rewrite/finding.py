@@ -14,8 +14,8 @@ import numpy as np
 from torch import fx
 
 from ...model.rewriting import SLICES, Rewrite
-from ..capture.lowered import Lowered
 from ..costs.operator_calls import call_of
+from ..lowering.lowered import Lowered
 from ..operators.cuts import SUM, Cut
 from ..operators.node_tensors import is_view, storage_bytes, tensors_of
 from .estimate import WorkingSets

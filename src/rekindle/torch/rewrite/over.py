@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import fx
 
-from ..capture.editing import Editor
-from ..capture.shape_only import is_stand_in
+from ..lowering.editing import Editor
+from ..lowering.shape_only import is_stand_in
 from ..operators.cuts import tensor_arguments
 from ..operators.node_tensors import is_member, is_view, storage_bytes
 from .region import Region, Tensor, put_together, source, tensor, tensor_nodes

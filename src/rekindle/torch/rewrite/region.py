@@ -11,10 +11,10 @@ import torch
 from torch import fx
 
 from ..capture.captured import Captured
-from ..capture.editing import Editor
-from ..capture.gradient_additions import additions
-from ..capture.phases import depend_on_gradients
-from ..capture.shape_only import is_stand_in
+from ..lowering.editing import Editor
+from ..lowering.gradient_additions import additions
+from ..lowering.phases import depend_on_gradients
+from ..lowering.shape_only import is_stand_in
 from ..operators import rules
 from ..operators.cuts import SUM, Cut, cuts_of, tensor_arguments
 from ..operators.node_tensors import is_member, is_view, storage_bytes, tensors_of

@@ -12,7 +12,7 @@ from ...model.op_names import op_words
 from ...model.plan import Plan
 from ...model.rewriting import Rewrite
 from ..capture.captured import Captured
-from ..capture.normalise import lower
+from ..lowering.normalise import lower
 from ..operators.node_tensors import tensors_of
 from ..trace import Trace
 from .apply import rewritten

@@ -14,8 +14,8 @@ import torch
 from torch import fx
 
 from ..capture.captured import Writing
-from ..capture.editing import Editor, Key
-from ..capture.shape_only import is_stand_in
+from ..lowering.editing import Editor, Key
+from ..lowering.shape_only import is_stand_in
 from ..operators.cuts import SUM, sliced_call, tensor_arguments
 from ..operators.memory_order import has_gaps
 from ..operators.table import wants_dense

@@ -20,8 +20,8 @@ import torch
 from torch import fx
 
 from ...model import rewriting as kinds
-from ..capture.editing import Editor
-from ..capture.shape_only import may_stand_in, stand_in
+from ..lowering.editing import Editor
+from ..lowering.shape_only import may_stand_in, stand_in
 from ..operators import rules
 from ..operators.node_tensors import is_member
 from ..operators.pool_offsets import MAX_POOL2D_BACKWARD_BY_OFFSETS, POOL_OFFSETS

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..capture.lowered import Lowered
+from ..lowering.lowered import Lowered
 from ..private import OpOverload, TorchDispatchMode
 from ..situation.module_paths import printable
 from .program import Program, running_frame

@@ -20,8 +20,8 @@ from torch import fx
 
 from ...errors import RekindleError
 from ..capture.captured import Captured
-from ..capture.gradient_additions import additions, casts
-from ..capture.lowered import Lowered
+from ..lowering.gradient_additions import additions, casts
+from ..lowering.lowered import Lowered
 from ..operators.node_tensors import overlap, tensors_of
 from ..private import backward_keeps_graph, backward_number, disable_autocast, stand_for_many, will_run
 from ..situation.surroundings import shares_casts

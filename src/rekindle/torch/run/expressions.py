@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..capture.lowered import Lowered
+from ..lowering.lowered import Lowered
 from ..operators import rules
 from ..operators.node_tensors import Part, is_member
 from ..private import OpOverload

@@ -12,7 +12,7 @@ from ...errors import RekindleError
 from ...model.graph import ACCUMULATE, OPERATOR, Graph
 from ...model.schedule import Free, Run, Schedule, Step
 from ..capture.captured import base_of
-from ..capture.lowered import Lowered
+from ..lowering.lowered import Lowered
 from ..operators import rules
 from ..operators.hidden_writes import BATCH_NORMS, STATISTICS
 

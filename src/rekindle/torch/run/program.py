@@ -19,7 +19,7 @@ from torch import fx
 
 from ...model.graph import Graph
 from ...model.schedule import Schedule
-from ..capture.lowered import Lowered
+from ..lowering.lowered import Lowered
 from .halves import cut
 from .source import Source, Sums
 from .stages import LastReads

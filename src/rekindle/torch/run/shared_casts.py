@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from ..capture.gradient_additions import Cast
+from ..lowering.gradient_additions import Cast
 from ..private import TorchDispatchMode, backward_number, disable_modes, is_in_use, modes_are_on, tree_leaves, will_run
 from ..situation.surroundings import casting_device, shares_casts
 

@@ -14,8 +14,8 @@ from torch import fx
 
 from ...model.graph import ACCUMULATE, Graph
 from ...model.schedule import Free, Run, Schedule
-from ..capture.gradient_additions import additions, casts, unaliased
-from ..capture.lowered import Lowered, OpCall
+from ..lowering.gradient_additions import additions, casts, unaliased
+from ..lowering.lowered import Lowered, OpCall
 from ..operators import rules
 from ..operators.node_tensors import tensors_of
 from ..operators.table import OVERWRITES

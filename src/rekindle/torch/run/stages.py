@@ -13,8 +13,8 @@ from torch import fx
 from ...model.graph import ACCUMULATE, OPERATOR, Graph
 from ...model.judge import simulate
 from ...model.schedule import RUN, Schedule
-from ..capture.gradient_additions import additions, unaliased
-from ..capture.lowered import Lowered
+from ..lowering.gradient_additions import additions, unaliased
+from ..lowering.lowered import Lowered
 from ..operators.node_tensors import overlap
 from .gradient_sums import handed_over
 from .halves import placeholders_read

@@ -1,7 +1,7 @@
 """Steps of a module at several lengths or batches, and the step at a further one that follows from them.
 
 A run with padding to the longest of a batch meets dozens of lengths. The first few are captured; from then on the captured step
-follows by arithmetic (see `capture.resize`), and one plain step at that length must agree with it in every op and every bit.
+follows by arithmetic (see `lowering.resize`), and one plain step at that length must agree with it in every op and every bit.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import nn
 
-from ..capture.normalise import lower
-from ..capture.resize import Anatomy
 from ..costs.resident import resident_beside
+from ..lowering.normalise import lower
+from ..lowering.resize import Anatomy
 from ..measure.witness import Witness
 from ..run.bound import answered
 from ..situation.module_call import Key, ModuleCall

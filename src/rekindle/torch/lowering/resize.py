@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..capture.captured import Captured, Writing
 from ..operators.memory_order import elements_spanned
 from ..private import FakeTensor, FakeTensorMode, fake_like, pytree
 from ..situation.recorded_ops import Question
 from ..situation.values import constants
-from .captured import Captured, Writing
 
 CONTENT_MOST_ELEMENTS = 4096  # of a constant tensor that is compared by its content; a guess
 

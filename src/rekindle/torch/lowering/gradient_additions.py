@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from ..capture.captured import Captured
 from ..operators import rules
-from .captured import Captured
 
 _TORCH_SAYS = "Gradient addition node"  # how torch's note begins on a node that adds up gradients from several uses
 

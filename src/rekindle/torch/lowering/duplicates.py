@@ -13,10 +13,10 @@ from typing import Any
 
 from torch import fx
 
+from ..capture.captured import Captured, fake_result, joint_fake_mode, memory_of
 from ..operators import rules
 from ..operators.node_tensors import is_member, tensors_of
 from ..private import OpOverload, disable_autocast, pytree
-from .captured import Captured, fake_result, joint_fake_mode, memory_of
 
 
 def merge_duplicates(c: Captured, distinct: Callable[[fx.Node], bool]) -> Captured:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from ...errors import TraceError
-from .captured import Captured
+from ..capture.captured import Captured
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..capture.captured import Captured, Writing, fake_result, joint_fake_mode, memory_of
 from ..operators import rules
 from ..operators.eager_strides import eager_strides
 from ..operators.node_tensors import tensors_of
 from ..private import FakeTensorMode, OpOverload, disable_autocast
-from .captured import Captured, Writing, fake_result, joint_fake_mode, memory_of
 
 Key = tuple[float, ...]
 Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]

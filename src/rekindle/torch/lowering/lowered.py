@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from ...model.graph import Graph
+from ..capture.captured import Captured
 from ..operators.node_tensors import Part
-from .captured import Captured
 
 
 @dataclass

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..capture.captured import Captured, Writing
 from ..operators import hidden_writes
 from ..operators.node_tensors import is_member, storage_bytes, tensors_of, with_values
 from ..operators.table import OVERWRITES, may_overwrite
-from .captured import Captured, Writing
 
 aten = torch.ops.aten
 _BATCH_NORM = aten._native_batch_norm_legit_functional.default

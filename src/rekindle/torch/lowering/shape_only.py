@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..capture.captured import Captured
 from ..operators.node_tensors import storage_bytes
 from ..operators.table import by_overload
-from .captured import Captured
 from .editing import Editor
 
 aten = torch.ops.aten

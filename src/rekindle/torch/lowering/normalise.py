@@ -21,10 +21,10 @@ from torch import fx
 from ...errors import TraceError
 from ...model.graph import ACCUMULATE, BOUNDARY, COPY, OPERATOR, SNAPSHOT, Graph, Op
 from ...model.op_names import traced_name
+from ..capture.captured import Captured
 from ..operators import rules
 from ..operators.node_tensors import describe, is_view, same_layout, storage_bytes, tensors_of
 from ..situation.module_paths import is_marked, printable
-from .captured import Captured
 from .lowered import Lowered, OpCall
 from .phases import phases
 from .storages import Storages
