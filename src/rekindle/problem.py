@@ -72,6 +72,15 @@ class Problem:
         left = float("inf") if self.deadline is None else self.deadline - time.monotonic()
         return left if self.allowance is None else min(left, self.allowance.left)
 
+    @property
+    def room(self) -> int | None:
+        """The limit in bytes beside those that are held during the whole step: searches count in these."""
+        return None if self.limit is None else self.graph.beside_resident(self.limit)
+
+    def within(self, room: float) -> Problem:
+        """The problem of least cost within another limit, in bytes beside those that are held during the whole step."""
+        return replace(self, limit=self.graph.with_resident(int(room)), max_overhead=None)
+
     def part(self, share: float) -> Problem:
         """The problem with a share of what is left of its allowance."""
         return self if self.allowance is None else replace(self, allowance=self.allowance.part(share))
@@ -171,8 +180,8 @@ def choose(problem: Problem, entries: list[Entry]) -> list[Entry]:
     if problem.whole or not entries:
         return entries
     fit: list[Entry] = []
-    if problem.limit is not None:
-        fit = [e for e in entries if e.peak <= problem.limit - problem.graph.resident_bytes][:1]
+    if problem.room is not None:
+        fit = [e for e in entries if e.peak <= problem.room][:1]
     elif problem.max_overhead is not None:
         most = problem.max_overhead * problem.base_cost
         fit = [e for e in entries if e.extra <= most + EPS * problem.base_cost][-1:]

@@ -43,7 +43,7 @@ def look_ahead(graph: Graph, depth: int = BACK_RUNS, ops: int = LARGEST_OPS) -> 
         *((i, graph.ops[i].inputs) for i in largest),
     ]
     for i, values in starts:
-        held = graph.resident_bytes + looks.least(values, depth)
+        held = graph.with_resident(looks.least(values, depth))
         if held > found.bytes:
             found = Bound(held, i)
     return found

@@ -37,7 +37,7 @@ def lagrangian(graph: Graph, weights: np.ndarray, overhead: float, through: int 
         return floor
     extra = float(weights[graph.needed].sum()) * max(0.0, overhead) * (1 + EPS)
     best = Relaxed(graph, weights, op, extra).best()
-    found = graph.resident_bytes + int(np.ceil(best * (1 - EPS) - 1e-6))
+    found = graph.with_resident(int(np.ceil(best * (1 - EPS) - 1e-6)))
     return Bound(found, op) if found > floor.bytes else floor
 
 

@@ -48,7 +48,7 @@ def staged(
     if not model.path or not model.values:
         return floor
     extra = float(weights[graph.needed].sum()) * max(0.0, overhead) * (1 + EPS)
-    found = graph.resident_bytes + int(np.ceil(model.least(extra, integer, seconds)))
+    found = graph.with_resident(int(np.ceil(model.least(extra, integer, seconds))))
     return Bound(found, op) if found > floor.bytes else floor
 
 
@@ -56,7 +56,7 @@ def staged_cost(graph: Graph, weights: np.ndarray, peak: int, through: int, inte
     """The least extra cost of a schedule with that peak, resident bytes included, by one stage at the op `through`;
     infinite where there is none."""
     model = Staged(graph, weights, [through])
-    limit = peak - graph.resident_bytes
+    limit = graph.beside_resident(peak)
     # A peak that fits only just must not fail by HiGHS's tolerance.
     return max(0.0, model.least(None, integer, seconds, limit * (1 + MARGIN) + 1)) if model.values else 0.0
 

@@ -39,7 +39,7 @@ def at_overheads(graph: Graph, weights: np.ndarray, overheads: Sequence[float]) 
     for v, total in _all_waiting(graph).items():
         if total <= min((b.bytes for b in best), default=0):
             break
-        own = graph.resident_bytes + working_set(graph, v)
+        own = graph.with_resident(working_set(graph, v))
         cost, held = _cheapest_first(*_rows(graph, weights, v))
         for k, waiting in enumerate(kernel.least_waiting(cost, held, extra).tolist()):
             if own + int(waiting) > best[k].bytes:
@@ -53,7 +53,7 @@ def waits_at_overhead(graph: Graph, weights: np.ndarray, overhead: float) -> int
     extra = np.array([max(0.0, overhead) * float(weights[graph.needed].sum()) * (1 + EPS)])
     found = 0
     for v, total in _all_waiting(graph).items():
-        if total - graph.resident_bytes <= found:
+        if graph.beside_resident(total) <= found:
             break
         found = max(found, int(kernel.least_waiting(*_cheapest_first(*_rows(graph, weights, v)), extra)[0]))
     return found
@@ -93,7 +93,7 @@ def _all_waiting(graph: Graph) -> dict[int, float]:
     by = order[np.argsort(np.abs(order - middle), kind="stable")]
     looked_at = by[: max(LEAST_OPS, MOST_EDGES // max(1, len(graph.arrays.in_ids) + len(graph.ops)))].tolist()
     free = np.zeros(len(graph.ops))
-    total = {v: graph.resident_bytes + working_set(graph, v) + _rows(graph, free, v)[1].sum() for v in looked_at}
+    total = {v: graph.with_resident(working_set(graph, v) + _rows(graph, free, v)[1].sum()) for v in looked_at}
     return dict(sorted(total.items(), key=lambda of: (-of[1], of[0])))
 
 

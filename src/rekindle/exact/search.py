@@ -138,35 +138,35 @@ def least_peak(graph: Graph, weights: np.ndarray, overhead: float, nodes: int, u
 
 def _asked(model: Needed, slack: float, nodes: int, low: int, high: int) -> Solution:
     """A bound on the least peak between `low` and `high`, by halving: does any schedule stay within a peak?"""
-    resident, unit = model.graph.resident_bytes, model.unit
-    least, most = (low - resident) // unit, -((resident - high) // unit)
+    graph, unit = model.graph, model.unit
+    least, most = graph.beside_resident(low) // unit, -(-graph.beside_resident(high) // unit)
     probe, schedule = most - 1, None
     for _ in range(PEAKS_ASKED):
         if least >= most:
             break
-        answer = _search(model, resident + probe * unit, slack, max(1, nodes // PEAKS_ASKED), None)
+        answer = _search(model, graph.with_resident(probe * unit), slack, max(1, nodes // PEAKS_ASKED), None)
         schedule = answer.schedule or schedule
         if answer.proven and answer.schedule is None:
             least = probe + 1
         else:
             most = probe
         probe = (least + most - 1) // 2
-    return Solution(schedule, max(low, min(high, resident + least * unit)), 0.0, False)
+    return Solution(schedule, max(low, min(high, graph.with_resident(least * unit))), 0.0, False)
 
 
 def _search(model: Needed, limit: int | None, slack: float, nodes: int, deadline: float | None) -> Solution:
-    once, resident = float(model.cost.sum()), model.graph.resident_bytes
+    once, graph = float(model.cost.sum()), model.graph
     floor = max([model.held(model.start)] + [model.own(k) for k in range(len(model.ops))])
-    least = resident + floor * model.unit
+    least = graph.with_resident(floor * model.unit)
     if limit is not None and limit < least or slack < 0:
         return Solution(None, least, np.inf, True)
-    search = Search(model, floor, None if limit is None else (limit - resident) // model.unit, slack)
+    search = Search(model, floor, None if limit is None else graph.beside_resident(limit) // model.unit, slack)
     status, bound, runs = search.run(nodes, deadline)
     schedule = None if runs is None else model.schedule(runs, "exact")
     looked = int(search.state[kernel.EXPANDED])
     ended = status in (kernel.GOAL, kernel.EMPTY)
     if limit is None:
-        return Solution(schedule, resident + int(min(bound * model.unit, 2**62)), once, ended, looked)
+        return Solution(schedule, graph.with_resident(int(min(bound * model.unit, 2**62))), once, ended, looked)
     return Solution(schedule, least, once + bound, ended, looked)
 
 

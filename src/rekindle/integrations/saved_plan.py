@@ -117,18 +117,18 @@ def _whole(saved: Plan, model: nn.Module, sample: Any, asked: Asked) -> Plan:
         raise PlanMismatch("the saved plan is for a model that holds other bytes during the whole step")
     plan = replace(saved, trace=made.with_graph(saved.graph), asked=asked.options)
     if asked.check and not traced.fake:
-        _check(plan, model, sample, traced.graph.resident_bytes)
+        _check(plan, model, sample)
     return plan
 
 
-def _check(plan: Plan, model: nn.Module, sample: Any, resident_bytes: int) -> None:
+def _check(plan: Plan, model: nn.Module, sample: Any) -> None:
     budget = plan.goal.budget
     checked = check_step(model, sample, plan, held=budget is not None)
     if not checked.ok:
         raise ParityError(
             f"the saved plan does not give the plain step's numbers here: {'; '.join(checked.differences)}"
         )
-    taken = resident_bytes + (checked.held_peak_bytes or 0)
+    taken = plan.graph.with_resident(checked.held_peak_bytes or 0)
     if budget is not None and taken > budget:
         raise PlanMismatch(
             f"a step of the saved plan takes {format_bytes(taken)} here, above the budget of {format_bytes(budget)}"

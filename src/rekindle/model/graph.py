@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import index
+from typing import TypeVar
 
 import numpy as np
 
@@ -27,6 +28,7 @@ COSTS = ("seconds", "flops", "unit")
 MOST_SECONDS = 1e18  # of all ops together: sums and products of costs stay far from the largest float
 MOST_BYTES = 2**53  # of all values together, 8 PiB: certificates count bytes in floats, exact up to here
 MOST_FLOPS = 2**62  # of all ops together: the most that a 64-bit count holds
+N = TypeVar("N", int, float, np.ndarray)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +155,12 @@ class Graph:
             keep, self.boundary if self.boundary is not None else -1,
         )  # fmt: skip
 
-    def beside_resident(self, peak_bytes: int) -> int:
-        """Bytes of a peak beside those that are held during the whole step."""
+    def beside_resident(self, peak_bytes: N) -> N:
+        """Bytes of a peak (a number or an array) beside those that are held during the whole step."""
         return peak_bytes - self.resident_bytes
 
-    def with_resident(self, activation_bytes: int) -> int:
-        """The peak in bytes of a step that holds so many beside those that are held during all of it."""
+    def with_resident(self, activation_bytes: N) -> N:
+        """The peak in bytes (a number or an array) of a step that holds so many beside those that are held during all of it."""
         return activation_bytes + self.resident_bytes
 
     @cached_property

@@ -83,7 +83,7 @@ def _totals(graph: Graph, steps: np.ndarray, memory: np.ndarray, runs: np.ndarra
     return Simulation(
         peak_bytes=graph.with_resident(int(during[at]) if at >= 0 else 0),
         peak_step=at,
-        memory=memory + graph.resident_bytes,
+        memory=graph.with_resident(memory),
         runs=runs,
         seconds=float(runs @ graph.weights("seconds")),
         flops=int(runs @ flops),
@@ -116,7 +116,7 @@ def simulate_plain(graph: Graph, schedule: Schedule) -> tuple[int, float]:
     peak, seconds = graph.resident_bytes, 0.0
 
     def held() -> int:
-        return graph.resident_bytes + sum(graph.values[v].bytes for v in live)
+        return graph.with_resident(sum(graph.values[v].bytes for v in live))
 
     for step in schedule.steps:
         if isinstance(step, Free):

@@ -89,7 +89,7 @@ def ways(graph: Graph, options: PlanOptions, finish: Finish | None = None, parts
     parts : how many parts the step has; the fewer, the more ways are given for each.
     """
     plain = Schedule.baseline(graph) if finish is None else finish(graph, Schedule.baseline(graph))
-    own_peak = simulate(graph, plain).peak_bytes - graph.resident_bytes
+    own_peak = graph.beside_resident(simulate(graph, plain).peak_bytes)
     allowance.of_step(float(graph.weights("seconds").sum()))
     most = len(BETWEEN_SHARES)
     limit = None if options.time_limit is None else options.time_limit / most
@@ -112,7 +112,7 @@ def figures(graph: Graph, schedule: Schedule, cost: str) -> Figures:
     Gradients that come back from outside are not the part's own: they live before its backward begins.
     """
     judged = simulate(graph, schedule, cost)
-    own = judged.memory - graph.resident_bytes
+    own = graph.beside_resident(judged.memory)
     rows = schedule.array
     runs = rows[:, 0] == RUN
     assert graph.boundary is not None

@@ -101,7 +101,7 @@ def carried_plan(
     scorer, baseline, aim = Request.of(graph, options, finish, bookkeeping, plain_bytes)
     largest = float("inf")
     if aim == Aim():
-        largest = graph.resident_bytes + _largest_share(like) * scorer.plain_of(baseline.judged)
+        largest = graph.with_resident(_largest_share(like) * scorer.plain_of(baseline.judged))
     found = [baseline, *_carried(scorer, like)]
 
     def best() -> Scored | None:

@@ -123,6 +123,5 @@ def nearest(found: list[Scored]) -> list[Scored]:
 
 def _fraction(scorer: Scorer, needs: int) -> float:
     """The budget as a share of the plain activation peak, rounded up to four digits, that allows a peak of `needs` bytes."""
-    resident = scorer.graph.resident_bytes
     plain = scorer.plain_of(scorer.score(Schedule.baseline(scorer.graph)).judged)
-    return min(1.0, math.ceil(1e4 * (needs - resident) / plain) / 1e4) if plain else 1.0
+    return min(1.0, math.ceil(1e4 * scorer.graph.beside_resident(needs) / plain) / 1e4) if plain else 1.0

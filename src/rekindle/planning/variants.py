@@ -106,7 +106,7 @@ class Choice:
         self.family, self.options = family, options
         self.captured = family.graph(())
         self.plain = plain_figures(self.captured)
-        self.floor, self.plain_bytes = _floor(self.captured), self.plain.peak_bytes - self.captured.resident_bytes
+        self.floor, self.plain_bytes = _floor(self.captured), self.captured.beside_resident(self.plain.peak_bytes)
         self.close = options.parity == CLOSE
         self.refusals: list[InfeasibleBudget] = []
         self._dear: set[Steps] = set()
@@ -149,7 +149,7 @@ class Choice:
             self.captured = self.family.graph(())
         if limit >= single_op(self.captured).bytes:
             best = self._unless_refused(self._captured)
-            roomy = limit > self.captured.resident_bytes + ROOMY_TIMES * self.floor
+            roomy = limit > self.captured.with_resident(ROOMY_TIMES * self.floor)
             if best is not None and (best.overhead <= CHEAP_OVERHEAD or roomy):
                 return best
         for find in (lambda: self.smaller_saves, lambda: self.slices):
@@ -165,9 +165,8 @@ class Choice:
 
     def _comes_near(self, limit: int) -> bool:
         """Whether the smallest peak of the graphs that were refused is not far above the budget."""
-        resident = self.captured.resident_bytes
         smallest = min((e.smallest_peak for e in self.refusals), default=limit)
-        return limit - resident >= LOW_SHARE * (smallest - resident)
+        return self.captured.beside_resident(limit) >= LOW_SHARE * self.captured.beside_resident(smallest)
 
     # -- candidates ----------------------------------------------------------------------------------------------------
     def _candidates(self, tried: Mapping[Steps, Plan | None]) -> Iterator[Steps]:
@@ -207,7 +206,7 @@ class Choice:
             bound = bounds.look_ahead(graph)
         else:
             bound = bounds.at_overhead(graph, graph.weights(self.options.cost), overhead)
-        return bound.bytes - graph.resident_bytes <= NEAR_BOUND_TIMES * self.floor
+        return graph.beside_resident(bound.bytes) <= NEAR_BOUND_TIMES * self.floor
 
     def _lowers_the_floor(self, steps: Steps, share: float = WORTH_SHARE) -> bool:
         """Whether the largest op of the rewritten step needs no more than this share of the captured step's."""
@@ -225,7 +224,7 @@ class Choice:
         """Whether a rewrite may give a smaller plan than the captured step's."""
         if self._waits():
             return False
-        if plan.activation_peak_bytes <= NEAR_BOUND_TIMES * (plan.bound_bytes - plan.graph.resident_bytes):
+        if plan.activation_peak_bytes <= NEAR_BOUND_TIMES * plan.graph.beside_resident(plan.bound_bytes):
             return True
         if plan.activation_peak_bytes > ROOMY_TIMES * self.floor:
             return False
@@ -294,7 +293,7 @@ class Choice:
 
 def _floor(graph: Graph) -> int:
     """The working set of the largest op."""
-    return single_op(graph).bytes - graph.resident_bytes
+    return graph.beside_resident(single_op(graph).bytes)
 
 
 def _found(look: Callable[[], T], nothing: T) -> T:

@@ -38,11 +38,13 @@ def groups(problem: Problem, low: float, high: float) -> list[tuple[list[Source]
     g = problem.graph
     peaks = [int(low * (high / low) ** share) for share in PEAK_SHARES]
     smallest = replace(problem, limit=None, max_overhead=None)
-    within = [replace(smallest, limit=g.resident_bytes + peak) for peak in peaks]
     solvers: list[Source] = [partial(proposed, replace(smallest, whole=True), "storages")]
     solvers += [partial(proposed, smallest, name) for name in ("rotor", "dtr")]
     if len(g.ops) <= FEW_OPS:
-        solvers += [partial(proposed, smallest, "beam"), *(partial(proposed, one, "dtr") for one in within)]
+        solvers += [
+            partial(proposed, smallest, "beam"),
+            *(partial(proposed, smallest.within(peak), "dtr") for peak in peaks),
+        ]
     found = [(solvers, 1)]
     flops = g.weights("flops")
     if flops.any() and not np.array_equal(flops, problem.weights):

@@ -136,8 +136,7 @@ def joined(problem: Problem, curve: Levels, peaks: np.ndarray) -> Iterator[Entry
     for peak in peaks:
         if problem.time_left <= 0:
             return
-        limit = problem.graph.resident_bytes + int(peak)
-        yield from entries(replace(problem, limit=limit, max_overhead=None), curve)
+        yield from entries(problem.within(peak), curve)
 
 
 def all_of(problem: Problem, sources: Sequence[Source]) -> list[Entry]:

@@ -71,7 +71,7 @@ def teller(problem: Problem) -> Callable[[list[Entry]], None]:
 
     def tell(found: list[Entry]) -> None:
         best = choose(problem, found)[0]
-        peak = best.peak + g.resident_bytes
+        peak = g.with_resident(best.peak)
         certified = f"none below {format_bytes(least_peak)}, gap {1 - least_peak / max(1, peak):.1%}"
         if problem.limit is not None and peak <= problem.limit:
             certified = f"no plan within the budget below +{least_extra / once:.2%}"

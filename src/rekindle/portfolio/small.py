@@ -92,7 +92,7 @@ def proven_between(problem: Problem, low: float, high: float, found: list[Entry]
     g, w = problem.graph, problem.weights
     if not fits(g):
         return found
-    plain = simulate(g, Schedule.baseline(g)).peak_bytes - g.resident_bytes
+    plain = g.beside_resident(simulate(g, Schedule.baseline(g)).peak_bytes)
     steps = PEAKS
     rounded = sorted(range(1, steps + 1), key=lambda k: (-gcd(k, steps), -k))  # halves first: what people ask for
     peaks = [p for p in (plain * k // steps for k in rounded) if low <= p <= high]
@@ -100,7 +100,7 @@ def proven_between(problem: Problem, low: float, high: float, found: list[Entry]
     def solve(peak: int, best: float) -> Solution:
         most = None if best == np.inf else problem.base_cost + best * (1 - BETTER_SHARE)
         nodes = int(CLOSER_NODES * problem.work)
-        return solve_exactly(g, w, g.resident_bytes + peak, most, nodes, problem.deadline, safe=True)
+        return solve_exactly(g, w, g.with_resident(peak), most, nodes, problem.deadline, safe=True)
 
     failed = 0
     least: list[tuple[int, float]] = []  # no schedule of that peak costs less

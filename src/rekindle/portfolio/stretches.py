@@ -112,8 +112,8 @@ class Stretches:
         if problem.whole:
             return self._everything(problem)
         tell = teller(problem)
-        if problem.limit is not None:
-            found = self._within(problem, problem.limit - problem.graph.resident_bytes, tell)
+        if problem.room is not None:
+            found = self._within(problem, problem.room, tell)
         elif problem.max_overhead is not None:
             found = self._below(problem, problem.max_overhead * problem.base_cost, tell)
         else:
@@ -145,7 +145,7 @@ class Stretches:
         found = self._allowed(problem, k, reach)
         if k < len(self.cells) - 2 and reach > self.cells[k + 1]:  # what misses the goal may lie in the next stretch
             found = pareto(found + self._allowed(problem, k + 1, reach))
-        least = bounds.extras_at(problem.graph, problem.weights, [problem.graph.resident_bytes + int(room)])[0]
+        least = bounds.extras_at(problem.graph, problem.weights, [problem.graph.with_resident(int(room))])[0]
         best = _cheapest(found, room)
         if best <= least * (1 + EPS) + EPS * problem.base_cost:
             return found
@@ -162,7 +162,7 @@ class Stretches:
         while True:
             found = pareto(found + self._allowed(problem, k, extra=extra))
             peak = _smallest(found, extra)
-            if peak + problem.graph.resident_bytes <= floor or k == 0 or peak > self.cells[k] or problem.time_left <= 0:
+            if problem.graph.with_resident(peak) <= floor or k == 0 or peak > self.cells[k] or problem.time_left <= 0:
                 break
             k = self._stretch(problem, self.cells[k] - 1)
         near = [e for e in found if peak <= e.peak <= peak / (1 - NEAR_SHARE) and e.extra <= extra]
@@ -231,7 +231,7 @@ class Stretches:
         if k == 1 and self.easy:
             return self._below_seeds(problem, self.easy, low, high)
         worst = _cheapest(self.seeds, low)
-        top = problem.graph.resident_bytes + int(high)
+        top = problem.graph.with_resident(int(high))
         if worst - bounds.extras_at(problem.graph, problem.weights, [top])[0] <= ENOUGH_SHARE * problem.base_cost:
             return []
         return self.focus.look(problem, low, high, self.seeds)

@@ -144,8 +144,7 @@ def smallest(problem: Problem) -> list[Entry]:
 def evicted(problem: Problem, low: float, high: float) -> list[Entry]:
     """Entries that the online policy of `dtr` gives between two peaks: near the floor it often costs least."""
     peaks = np.geomspace(max(1.0, low), max(1.0, low, high), EVICTED_PEAKS)
-    limits = [problem.graph.resident_bytes + int(peak) for peak in peaks]
-    within = [replace(problem, limit=limit, max_overhead=None, whole=False) for limit in limits]
+    within = [replace(problem, whole=False).within(peak) for peak in peaks]
     return proposals.all_of(problem, [partial(proposals.proposed, one, "dtr") for one in within])
 
 
@@ -163,14 +162,14 @@ def _seeds(problem: Problem) -> list[Entry]:
 
 def _evicted_below(problem: Problem, least: float) -> list[Entry]:
     """Entries that `dtr` gives below the seeds. They are too long for chains, and worse beginnings."""
-    unit, resident = problem.graph.weights("unit"), problem.graph.resident_bytes
-    within = [replace(problem, limit=resident + int(share * least)) for share in EVICTED_BELOW]
+    unit, rooms = problem.graph.weights("unit"), [int(share * least) for share in EVICTED_BELOW]
+    within = [replace(problem, limit=problem.graph.with_resident(room)) for room in rooms]
     return proposals.all_of(problem, [partial(proposals.proposed, one, "dtr", unit) for one in within])
 
 
 def _floor(problem: Problem) -> int:
     """No schedule has a smaller peak, in bytes without the resident ones."""
-    return bounds.look_ahead(problem.graph).bytes - problem.graph.resident_bytes
+    return problem.graph.beside_resident(bounds.look_ahead(problem.graph).bytes)
 
 
 def _of_blocks(problem: Problem, curve: proposals.Levels) -> Iterator[Entry]:

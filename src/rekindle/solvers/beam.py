@@ -105,8 +105,8 @@ def beam(problem: Problem) -> Iterator[Schedule]:
     if not graph.needed.any():
         return
     search = Search(problem)
-    if problem.limit is not None:
-        found = search.least_cost(problem.limit - graph.resident_bytes)
+    if problem.room is not None:
+        found = search.least_cost(problem.room)
     else:
         found = search.least_peak(np.inf if problem.max_overhead is None else problem.max_overhead)
     for f in found:
@@ -118,7 +118,7 @@ class Search:
 
     def __init__(self, problem: Problem):
         self.problem, self.graph = problem, problem.graph
-        self.plain = simulate(self.graph, Schedule.baseline(self.graph)).peak_bytes - self.graph.resident_bytes
+        self.plain = self.graph.beside_resident(simulate(self.graph, Schedule.baseline(self.graph)).peak_bytes)
         self.net = network(self.graph, _weights(problem), SMALL_SHARE * self.plain)
         self.all_cost = float(self.net.weight[self.graph.needed].sum())
         self.price = self.all_cost / max(1, self.plain) / 3  # of a byte; a guess until one is found
@@ -156,7 +156,7 @@ class Search:
 
     def least_peak(self, max_overhead: float) -> Iterator[Found]:
         """Ever smaller caps within which a walk costs at most that part of the plain cost more."""
-        low, high = bounds.single_op(self.graph).bytes - self.graph.resident_bytes, self.plain
+        low, high = self.graph.beside_resident(bounds.single_op(self.graph).bytes), self.plain
         # Of long walks those first that end least often: a cap at which all end costs as many walks as there are ways.
         few = WAYS[: max(LEAST_WAYS, self.tries // 3)]
         ways = PROBE[::-1] if self.long else PROBE + few

@@ -74,20 +74,19 @@ def checkmate(problem: Problem) -> Iterator[Schedule]:
         problem.progress(f"checkmate: {why}; use solver='auto'")
         return
     model = Program(graph, problem.weights)
-    limit = None if problem.limit is None else problem.limit - graph.resident_bytes
     slack = None if problem.max_overhead is None else problem.max_overhead * float(model.cost.sum())
     tries = [(True, 0.0)] if model.columns <= WHOLE_MOST_COLUMNS else []
-    tries += [(False, back) for back in (KEPT_BACK_SHARES if limit is not None else (0.0,))]
+    tries += [(False, back) for back in (KEPT_BACK_SHARES if problem.room is not None else (0.0,))]
     for whole, back in tries:
         if problem.time_left <= 0:
             return
-        goal = None if limit is None else limit * (1 - back)
+        goal = None if problem.room is None else problem.room * (1 - back)
         held = model.solve(goal, slack, whole, min(SOLVE_S, problem.time_left))
         if held is None:
             continue
         schedule = Schedule.from_runs(graph, model.runs(held), "checkmate")
         yield schedule
-        if whole or limit is None or simulate(graph, schedule).peak_bytes - graph.resident_bytes <= limit:
+        if whole or problem.limit is None or simulate(graph, schedule).peak_bytes <= problem.limit:
             return
 
 

@@ -64,13 +64,12 @@ def dtr(problem: Problem) -> Iterator[Schedule]:
 def budgets(problem: Problem) -> list[int]:
     """Bytes to try, without the resident ones: near the limit, which the schedule can undercut or overstep a little; or,
     without one, from the plain peak down to the least that any schedule takes."""
-    resident = problem.graph.resident_bytes
-    plain = simulate(problem.graph, Schedule.baseline(problem.graph)).peak_bytes - resident
-    least = bounds.single_op(problem.graph).bytes - resident
-    if problem.limit is not None:
-        tried = (problem.limit - resident) * np.linspace(LARGEST_SHARE, SMALLEST_SHARE, BUDGETS // 2)
+    graph = problem.graph
+    if problem.room is not None:
+        tried = problem.room * np.linspace(LARGEST_SHARE, SMALLEST_SHARE, BUDGETS // 2)
     else:
-        tried = np.linspace(plain, least, BUDGETS)
+        plain, least = simulate(graph, Schedule.baseline(graph)).peak_bytes, bounds.single_op(graph).bytes
+        tried = np.linspace(graph.beside_resident(plain), graph.beside_resident(least), BUDGETS)
     return sorted({int(b) for b in tried if b > 0}, reverse=True)
 
 

@@ -72,8 +72,8 @@ def _wanted(problem: Problem, found: Plans) -> set[int]:
     if problem.whole:
         ranks = np.geomspace(1, len(found.peaks), FRONTIER_PLANS).astype(np.int64) - 1
         wanted.update(ranks.tolist())
-    elif problem.limit is not None:
-        fit = np.flatnonzero(found.peaks <= problem.limit - problem.graph.resident_bytes)
+    elif problem.room is not None:
+        fit = np.flatnonzero(found.peaks <= problem.room)
         wanted.update(fit[-1:].tolist())
         wanted.update(
             range(len(fit), min(len(found.peaks), len(fit) + PLANS_BEYOND_LIMIT))

@@ -147,8 +147,8 @@ def entries(problem: Problem, curve: Curve) -> Iterator[Entry]:
     yield entry(problem.graph, problem.weights, np.flatnonzero(problem.graph.needed).tolist())
     if problem.whole:
         yield from spread(problem, curve)
-    elif problem.limit is not None:
-        yield from _within(problem, curve, problem.limit)
+    elif problem.room is not None:
+        yield from _within(problem, curve, problem.room)
     else:
         yield from _smallest(problem, curve)
 
@@ -171,9 +171,8 @@ def spread(problem: Problem, curve: Curve) -> Iterator[Entry]:
             yield from curve.entries(slots)
 
 
-def _within(problem: Problem, curve: Curve, limit: int) -> Iterator[Entry]:
-    """The fastest plan that fits within the limit; where there is none, the one of least memory."""
-    room = limit - problem.graph.resident_bytes
+def _within(problem: Problem, curve: Curve, room: int) -> Iterator[Entry]:
+    """The fastest plan that fits within the room; where there is none, the one of least memory."""
     curve.aim(room + room // 16)  # rounding up and what ends early leave some: more may be asked for than there is
     choices = curve.choices
     if not choices:

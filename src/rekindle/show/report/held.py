@@ -50,5 +50,5 @@ class MemoryByPart:
             change[PART_OF[x.role], x.first + 1] += size[x.value]
             change[PART_OF[x.role], min(x.last, runs) + 1] -= size[x.value]
         parts = change.cumsum(axis=1)[:, :runs]
-        parts[WORKING] = lives.memory - graph.resident_bytes - parts.sum(axis=0)
+        parts[WORKING] = graph.beside_resident(lives.memory) - parts.sum(axis=0)
         return cls(lives, parts, peak_of(graph, lives))

@@ -42,7 +42,7 @@ class Rewrites:
 
     def __init__(self, low: Lowered, plain_bytes: int, with_saves: bool = True):
         self.low, self.plain_bytes, self.with_saves = low, plain_bytes, with_saves
-        self.floor_bytes = single_op(low.graph).bytes - low.graph.resident_bytes
+        self.floor_bytes = low.graph.beside_resident(single_op(low.graph).bytes)
         self.small_bytes = max(1, int(SAVE_SHARE * plain_bytes))
         self._prepared: tuple[tuple[Rewrite, ...], Captured] | None = None
         self._captured: dict[tuple[Rewrite, ...], Captured] = {}

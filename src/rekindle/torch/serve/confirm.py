@@ -39,9 +39,9 @@ def confirm(model: nn.Module, sample: Any, plan: Plan, again: Callable[[Goal], P
     ParityError : a planned step does not give the plain step's numbers.
     InfeasibleBudget : no step stayed within the budget in bytes; the error names the smallest peak that was measured.
     """
-    goal, resident = plan.goal, plan.graph.resident_bytes
-    plain = plan.baseline_peak_bytes - resident
-    limit = aim = goal.limit(resident, plain)
+    goal, graph = plan.goal, plan.graph
+    plain = graph.beside_resident(plan.baseline_peak_bytes)
+    limit = aim = goal.limit(graph.resident_bytes, plain)
     tried: list[tuple[int, Plan, Check]] = []
     while True:
         check = check_step(model, sample, plan, held=goal.budget is not None)
@@ -58,13 +58,15 @@ def confirm(model: nn.Module, sample: Any, plan: Plan, again: Callable[[Goal], P
         peak = check.measured_peak_bytes if goal.budget is None else check.held_peak_bytes
         if peak is None:
             break
-        tried.append((peak + resident, plan, check))
-        if peak + resident <= limit or goal.budget is None and not _missed(check, plan):
+        taken = graph.with_resident(peak)
+        tried.append((taken, plan, check))
+        if taken <= limit or goal.budget is None and not _missed(check, plan):
             break
-        aim -= peak + resident - limit
-        smaller = Goal(budget=aim) if goal.budget is not None else Goal(fraction=max(0, aim - resident + 0.5) / plain)
+        aim -= taken - limit
+        beside = graph.beside_resident(aim)
+        smaller = Goal(budget=aim) if goal.budget is not None else Goal(fraction=max(0, beside + 0.5) / plain)
         try:
-            if len(tried) > REPLANS_MOST or aim <= resident:
+            if len(tried) > REPLANS_MOST or beside <= 0:
                 raise _exceeded(plan, limit, [m for m, *_ in tried])
             plan = again(smaller)
         except InfeasibleBudget as e:

@@ -369,5 +369,5 @@ def _keeps_goal(plan: Plan, graph: Graph) -> bool:
     """Whether the plan keeps its budget for this captured step, whose module may hold other bytes during the step."""
     budget = plan.goal.budget
     if budget is None or plan.rewriting is not None:
-        return budget is None or plan.activation_peak_bytes + graph.resident_bytes <= budget
+        return budget is None or graph.with_resident(plan.activation_peak_bytes) <= budget
     return simulate(graph, plan.schedule, plan.cost).peak_bytes <= budget
