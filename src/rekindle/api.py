@@ -293,7 +293,7 @@ def checkpoint(
     InfeasibleBudget : also where no plan's measured step stays within a budget in bytes.
     ParityError : the planned step does not give the plain step's numbers.
     """
-    given = dict(locals())
+    given = dict(locals())  # the arguments and nothing else, so it stays the first line
     from .checkpointing import Asked, Checkpointing
     from .torch.accept import process
 

@@ -41,7 +41,7 @@ class Goal:
     """The aim of a plan: an object of one of the four classes below. `Goal(fraction=0.5)` makes the one that has this field.
 
     Each class has one field, by which files name the goal, and says as which `Aim` it counts on a graph. A new goal is one more
-    class in `GOALS`, and the argument of `parse` that makes it.
+    class in `GOALS`, with the argument of `parse` and the line of `from_json` that make it.
     """
 
     budget: int | None = None
@@ -94,7 +94,7 @@ class Goal:
         """
         if doc == {"least_memory": True}:
             return LeastMemory()
-        if len(doc) != 1 or not set(doc) <= GOALS.keys() - {"least_memory"}:
+        if len(doc) != 1 or not set(doc) <= {"budget", "fraction", "max_overhead"}:
             raise UsageError(f"{value(doc)} is not one goal")
         ((kind, x),) = doc.items()
         if not isinstance(x, int | float) or (kind == "fraction") != isinstance(x, float) and kind != "max_overhead":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from torch import nn
@@ -31,7 +31,7 @@ from .torch.trace import Trace, arguments_of_call, call_arguments, plain_forward
 
 log = logging.getLogger("rekindle")
 _GOALS = ("budget", "max_overhead", "minimize")
-_SEARCH = ("solver", "cost", "effort", "time_limit", "seed", "cache", "parity", "or_least", "progress")
+_SEARCH = tuple(f.name for f in fields(PlanOptions) if f.name != "goal")
 FIRST_CALLS_SHARE = 0.25  # of the allowance, for the plan of a first call that another plan follows; a guess
 
 
@@ -103,9 +103,10 @@ class Checkpointing:
     plan_for: Callable[[Trace, PlanOptions], Plan]
 
     def planned(self) -> tuple[Plan | PartsPlan, Plan | None]:
-        """(the plan, the plan of all calls but the first where these find the module in another state, else None).
+        """(the plan, the plan of later calls).
 
-        The two are the same plan where the first call has none. The model is as it was.
+        The second is None where all calls can run by the first. It is the first itself where the first call cannot be planned,
+        and runs plain. The model is as it was.
         """
         model, asked, progress = self.model, self.asked, self.asked.options.progress
         compiled = asked.captured.compile

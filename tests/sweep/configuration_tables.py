@@ -52,9 +52,8 @@ def named(name: str, make: Callable[[], Made]) -> None:
     CONFIGURATIONS[name] = make
 
 
-LARGEST = (
-    20_000_000  # parameters: a configuration above it was not made small (its sizes stand in a nested configuration)
-)
+# parameters: a configuration above it was not made small (its sizes stand in a nested configuration)
+LARGEST = 20_000_000
 
 
 def build(name: str) -> Made:

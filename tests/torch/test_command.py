@@ -31,7 +31,7 @@ import numba, numpy as np
 sys.orig_argv = ["python", "-m", "rekindle"]
 from rekindle.cli import main
 from rekindle.model.schedule import Schedule
-from rekindle import registry
+from rekindle.planning import registry
 from rekindle.problem import register
 registry.all_solvers()
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from torch import fx
 
+from ..model.graph import OPERATOR
 from ..torch.lowering.lowered import Lowered
 
 
@@ -17,7 +18,7 @@ def node_runs(low: Lowered, runs: Iterable[int]) -> int:
     """Number of nodes that run when ops run in this order: every ATen call, and each view of a result that a later op reads,
     once for every time that the result is computed."""
     views = low.views
-    made_by = {c.node: i for i, c in enumerate(low.calls) if c.kind == "aten" and c.node is not None}
+    made_by = {c.node: i for i, c in enumerate(low.calls) if c.kind == OPERATOR and c.node is not None}
     below: dict[fx.Node, tuple[int, ...]] = {}  # view -> ops whose results it is of
     for n in low.captured.nodes:
         if n in views:
@@ -37,7 +38,7 @@ def node_runs(low: Lowered, runs: Iterable[int]) -> int:
                 taken.add(key)
                 waiting += n.all_input_nodes
         times[i] += 1
-        count += call.kind == "aten"
+        count += call.kind == OPERATOR
     return count + len(taken)
 
 
@@ -48,7 +49,7 @@ def _operands(low: Lowered, i: int) -> Iterable[fx.Node]:
         return [n for n in low.captured.outputs if isinstance(n, fx.Node)]
     if call.node is None:
         return []
-    if call.kind == "aten":
+    if call.kind == OPERATOR:
         return call.node.all_input_nodes
     handed_over = {"accumulate": low.captured.gradients, "copy_": low.captured.mutations}.get(call.kind, {})
     return [handed_over[call.node]] if call.node in handed_over else []

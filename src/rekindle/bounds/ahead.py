@@ -2,9 +2,9 @@
 
 Just before op v runs for the first time its inputs R are all live. Take the last run before it that made one of them
 live, by an op q: while q ran, its inputs and outputs were live, its workspace taken, and R but for q's outputs was live
-already. So were q's inputs, and the argument goes on from R without q's outputs and with q's inputs. The least, over all
-such ways of a few runs, of the largest memory met on the way is held by every schedule. The same at the end of the step,
-where R is what must be kept.
+already. So were q's inputs, and the argument goes on from R without q's outputs and with q's inputs. Every
+schedule takes at least the smallest, over all such ways, of the most memory on the way. The same holds at the end of the step,
+where R is what is kept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..kernels import waiting as kernel
 from ..model.floor import Bound, remembered, single_op, working_set
 from ..model.graph import Graph
 
-# Values in the sets looked at, for each op, each set counting as so many more; measured to take less than a second in all.
+# Values in all sets looked at for one op, where each set counts as WORK_PER_SET more; measured: under a second in all.
 MOST_WORK, WORK_PER_SET = 200_000, 20
 BACK_RUNS = 4  # how many runs are looked back; a guess
 LARGEST_OPS = 8  # how many ops are looked at, those with the largest working sets; a guess
@@ -80,7 +80,7 @@ class _Looks:
             for q in {self.made_by[v] for v in live}:
                 left = live.difference(self.ops[q].outputs)
                 work += len(live) + WORK_PER_SET
-                # An op that may run only once ran before all that is made from what it makes.
+                # An op that may run only once ran before every op that depends on it.
                 if not self.ops[q].recompute and any(self.depends(q)[self.made_by[v]] for v in left):
                     continue
                 during, before_held, before = self._undo(q, live, left, held)
@@ -88,7 +88,7 @@ class _Looks:
                 heapq.heappush(queue, (max(memory, during), back - 1, pushed, before_held, before))
 
     def _undo(self, q: int, live: frozenset[int], left: frozenset[int], held: int) -> tuple[int, int, frozenset[int]]:
-        """(bytes held during a run of q after which `live` is, bytes of what must be live before it, those values)."""
+        """(bytes held during a run of q that leaves `live`, bytes of what must be live before it, those values)."""
         op, size = self.ops[q], self.size
         before = left.union(v for v in op.inputs if self.made_by[v] >= 0)
         held += sum(size[v] for v in set(op.inputs) - left) - sum(size[v] for v in op.outputs if v in live)

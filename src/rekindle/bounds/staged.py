@@ -4,8 +4,8 @@ Take ops v_1, ..., v_K of which each depends on the one before: their first runs
 Stage k is the time from the first run of v_{k-1} to the first run of v_k, and stage K + 1 the rest. r[k, i]: op i runs
 in stage k (at least once). x[k, u]: value u is live just before v_k runs first. A live value was live a stage before, or
 its op ran since; an op that runs finds each input live a stage before, or made since. Every schedule is a point of this
-program, so its optimum is a bound; so it is with any choice of ops and without the lesser values. With `integer` it is a
-mixed-integer program, and the bound what the solver has proven when it stops.
+program, so its optimum is a bound, with any choice of ops and without the smaller values too. With `integer` it is a
+mixed-integer program, and the bound is what the solver has proven.
 
 Checkmate (Jain et al., MLSys 2020, arXiv:1910.02653) has one stage per op, of one given order.
 """
@@ -27,8 +27,8 @@ MARGIN = 2e-6  # HiGHS's tolerances, of the largest value or of all costs
 SLACK = 1e-5
 INFEASIBLE = 2  # `status` of scipy.optimize.milp
 
-# How large the programs are; guesses.
-# Of the mixed-integer search: a count, so that all machines that are fast enough for the time limit give the same answer.
+# Two guesses.
+# Nodes of the mixed-integer search: a count, so that all machines fast enough for the time limit give the same answer.
 MOST_BRANCHES = 2000
 HEAVY_SHARE = 0.999  # of all bytes: the largest values that together hold it are looked at
 

@@ -54,8 +54,8 @@ def estimate(
 ) -> Answer:
     """Estimate the memory of a plain training step, without a GPU; with --device, also the largest batch that fits.
 
-    Shown are the peak by what takes it, the ten heaviest modules, and a table by batch: the plain step, the step planned
-    within the device, and its extra time.
+    It shows what the peak consists of, the ten heaviest modules, and for each batch the plain step, the step planned
+    for the device, and its extra time.
     """
     choice("effort", effort, EFFORTS)
     if gradients is not None:

@@ -26,7 +26,7 @@ FIGURES = (
     "peak_bytes", "activation_peak_bytes", "baseline_peak_bytes", "resident_bytes", "seconds", "overhead", "flops_overhead",
     "op_runs", "rewritten", "bound_bytes", "gap", "least_overhead", "cost", "solver", "status", "verified", "goal",
 )  # fmt: skip
-FIGURES_OF_PARTS = (  # of two plans of which one is of parts
+FIGURES_OF_PARTS = (  # where at least one plan is of parts
     "peak_bytes", "activation_peak_bytes", "baseline_peak_bytes", "measured_bytes", "resident_bytes", "seconds", "overhead",
     "least_overhead", "cost", "verified", "goal", "covered",
 )  # fmt: skip

@@ -20,7 +20,7 @@ MODULE, OWN, OTHERS, LOSS, GRADIENTS, REWRITING = "module", "own ops", "others",
 
 
 ROWS_MOST = 12  # of modules; a guess
-ROW_LEAST_SHARE = 0.004  # of all bytes and seconds, that a row of its own has; a guess
+ROW_LEAST_SHARE = 0.004  # of all bytes and seconds, for a row of its own; a guess
 
 
 @dataclass(frozen=True)
@@ -123,9 +123,9 @@ def rows(graph: Graph, plain: Peak, planned: Peak, tree: Node, loss: frozenset[i
 
 
 def rewriting_row(graph: Graph, plain_bytes: int, captured: Plain) -> Row:
-    """The row of the rewrites of a step: beside the captured step's figures, those of the rewritten one that runs each op once.
+    """The row of a step's rewrites: by how much the rewritten step differs from the captured one, each running its ops once.
 
-    plain_bytes : the peak of the latter. The saving is negative where the rewritten step takes more.
+    plain_bytes : the former's peak. The saving is negative where the rewritten step takes more.
     """
     less = captured.peak_bytes - plain_bytes
     seconds, flops = (float(graph.weights(cost)[graph.needed].sum()) for cost in ("seconds", "flops"))

@@ -20,7 +20,7 @@ from ..errors import UsageError
 REMEDY = "give the arguments of the module as sample=, or a function from a batch to them"
 
 
-# Share of the trained elements that the module holds which a training step calls first, and that counts as the model; a guess.
+# The module that a training step calls first counts as the model if it holds this share of the trained elements; a guess.
 MODEL_LEAST_SHARE = 0.5
 
 
@@ -96,7 +96,7 @@ def random_states_kept(generators: Iterable[torch.Generator] = ()) -> Iterator[N
 
 
 class _Reached(BaseException):
-    """Ends a training step where it calls the module; no handler of the step's for errors should take it."""
+    """Ends a training step where it calls the module; no `except Exception` of the step catches it."""
 
 
 @dataclass(frozen=True)

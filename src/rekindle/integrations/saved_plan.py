@@ -70,7 +70,7 @@ def _bound(saved: Plan | PartsPlan, model: nn.Module, sample: Any, asked: Asked)
     RekindleError : the plan was made for something else, or its step does not do here what its file says.
     """
     if asked.captured.compile is not None:
-        raise PlanMismatch("compiled parts are measured anew")
+        raise PlanMismatch("a plan with compile= is not used again: its parts are measured in each run")
     if differs := _other_options(saved, asked):
         raise PlanMismatch(f"the saved plan was made with another {differs}")
     with parts_taken_off(model), set_aside(model):
@@ -82,7 +82,7 @@ def _bound(saved: Plan | PartsPlan, model: nn.Module, sample: Any, asked: Asked)
 
 
 def _other_options(saved: Plan | PartsPlan, asked: Asked) -> str:
-    """Names of the options with which the saved plan was made and that are others now; "" if there are none."""
+    """Names of the options that differ from the saved plan's; "" if there are none."""
     captured = saved.captured
     passed_over = {"cache", "solver"} if saved.kind == "parts" else {"cache"}  # a file of parts names no solver
     docs = []
@@ -99,7 +99,7 @@ def _parts(saved: PartsPlan, model: nn.Module, sample: Any, asked: Asked) -> Par
         try:
             asked.trace(model, sample)
         except TraceError as e:
-            error = e  # as `checkpoint` finds it, and from it the parts
+            error = e  # shows where to look for parts
         else:
             raise PlanMismatch("the saved plan is for parts of the model, which can be captured whole")
     elif {p.path for p in saved.parts} != set(asked.parts):

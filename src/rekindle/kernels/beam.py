@@ -1,4 +1,4 @@
-"""Beam search over needed sets: one level of it, in which each state retires one more op.
+"""One level of a beam search over needed sets, in which each state retires one more op.
 
 A state is the set of values that the rest of the step needs, walking from the end of the step to its start. Undoing a run
 of op q takes q's outputs out of the set and puts its inputs in. If no reader of q's outputs is left, the run was q's first
@@ -311,7 +311,7 @@ def drop(pool, i, to, n, net, aim, dearest, flipped):
 @entry
 def level(now, n, to, spare, other, records, n_records, net, aim, flipped):
     """(states in `to`, number of records): every state of `now` with one op more retired, after as many drops as it takes
-    to stay within `aim.soft`. States in `to` is -1 where `records` is too short; then call again with a longer one.
+    to stay within `aim.soft`. The first is -1 if `records` is too short; then call again with a longer one.
 
     spare, other : pools, scratch. records : int64 [m, 2].
     """

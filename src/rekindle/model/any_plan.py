@@ -19,7 +19,7 @@ FACES: dict[str, Callable[..., Any]] = {}
 
 
 class AnyPlan(ABC):
-    """A plan of a training step: a division of the step with one part, the whole model, or with several.
+    """A plan of a training step: of the whole model, which counts as one part, or of several parts.
 
     kind : "step" of the plan of a whole step, "parts" of the plans of a model's parts. Type checkers tell the two by it.
     """

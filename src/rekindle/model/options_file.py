@@ -22,7 +22,7 @@ NAME_MOST_LETTERS, PATTERN_MOST_LETTERS, PATTERNS_MOST = 64, 1_000, 10_000
 class Option(NamedTuple):
     """One option as plan files hold it.
 
-    of : the class whose field it is.
+    of, name : the class whose field it is, and the field's name, which is its key in the file.
     read : (fields of the file, name, default) -> its value, checked.
     write : its value as JSON.
     always : it stands in the file also where it has its default.

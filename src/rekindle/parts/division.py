@@ -27,7 +27,7 @@ PEAK_GAP_SHARE = 3e-3  # of the least peak, by which the answer may miss it; a g
 # The answer may miss the least extra cost by 1 % of this cost and 0.05 % of the step. On steps of 24 layers of three models at
 # 16 budgets each this cost at most 1 % of the extra cost, and took a third of the time of a gap of 0.3 %.
 COST_GAP_SHARE = 1e-2
-SLACK_SHARE = 0.05  # of the parts' plain cost, of which the gap is a share too
+SLACK_SHARE = 0.05  # of the parts' plain cost: COST_GAP_SHARE of it may be missed besides
 TOLERANCE_SHARE = 4e-6  # of the budget, left free where HiGHS misses it: it may miss constraints by 1e-6
 TIME_IS_UP = 1  # scipy's status of a program whose time limit came first
 PHASES = ("held", "forward", "backward")

@@ -19,9 +19,9 @@ from .candidates import Scored
 
 # Guesses that served on the benchmark's models.
 LEFT_OF_LIMIT_SHARE = 0.1  # part of a time limit that the search leaves for the certificate
-LOOKS_LONGER_FROM_S = 15.0  # left of a time limit, so that the exact search looks longer,
-LOOKS_LONGER_FROM_GAP = 0.02  # if the gap is larger,
-LOOKS_LONGER_MOST_OPS = 80  # and so many needed ops at most
+# The exact search looks longer where more seconds of a time limit are left, the gap is larger, and the needed ops are at most
+# so many.
+LOOKS_LONGER_FROM_S, LOOKS_LONGER_FROM_GAP, LOOKS_LONGER_MOST_OPS = 15.0, 0.02, 80
 TIME_BOUND_MOST_OPS = 128  # up to which the bound on the cost is searched for beyond its fast relaxations
 
 

@@ -32,29 +32,34 @@ CLOSE = "close"
 _LESS = {"normal": "quick"}
 
 # When rewritten graphs are searched. All are guesses. The floor is the working set of the captured step's largest op.
-WAITING_SHARE = (
-    0.85  # of the floor: no rewrite is looked for where as much must wait beside some op, however it is computed
-)
-# The captured step is searched first where a bound shows that its peak is more than so many times the floor. After it,
-# rewritten ones are searched where its plan takes at most so many times the bound on it.
+# Of the floor: no rewrite is looked for where as much must wait beside some op, however it is computed
+WAITING_SHARE = 0.85
+# The captured step is searched first where a bound shows that its peak is more than so many times the floor.
+BINDS_TIMES = 1.1
+# After the captured step, rewritten ones are searched where its plan takes at most so many times the bound on it.
 NEAR_BOUND_TIMES = 1.1
-DEEP_TIMES = 5.0  # the floor: the captured step is also searched first where the plain step takes as much
-# Rewritten steps are searched within budgets of at most so many times the floor; and for least memory, if smaller saves lower
-# the floor, where the captured step's plan takes at most as much.
+DEEP_TIMES = 5.0  # times the floor: where the plain step takes as much, the captured step is searched first too
+# Rewritten steps are searched within budgets of at most so many times the floor.
 ROOMY_TIMES = 1.7
+# For least memory, smaller saves that lower the floor are searched where the captured step's plan takes at most so many times
+# the floor.
+NEAR_FLOOR_TIMES = 1.7
 WORTH_SHARE = 0.97  # of the floor: smaller plans are searched for where a rewrite lowers the floor to it
-# Of the floor: with effort "thorough", rewritten steps are searched where a region in slices lowers the floor to it. Of the
-# smallest peak found: within budgets of at least as much, larger regions are tried before a refusal.
+# With effort "thorough", rewritten steps are searched where a region in slices lowers the floor to this share of it.
 LOW_SHARE = 0.6
-LITTLE_SHARE = (
-    0.9  # of the floor: where slices that may round bring the peak no lower, those of the same bits are tried too
-)
+# Before a budget is refused, larger regions are tried if it is at least this share of the smallest peak found.
+REFUSAL_SHARE = 0.6
+# Of the floor: where slices that may round bring the peak no lower, those of the same bits are tried too
+LITTLE_SHARE = 0.9
 FAR_OVERHEAD = 0.2  # from which larger regions are taken
 CHEAP_OVERHEAD = 0.01  # of a plan within a budget, up to which no other is searched for
 
 
 class Family(Protocol):
-    """The graphs of one step, as it was captured and with rewrites: they are found, made and costed when they are asked for."""
+    """The graphs of one step, as it was captured and with rewrites: they are found, made and costed when they are asked for.
+
+    `costed`, `sums` and `plan` are asked of variants whose `graph` was made.
+    """
 
     def smaller_saves(self, packed: bool = True) -> Steps:
         """The rewrites without slices; () where there are none. packed : whether saves are packed, which takes time."""
@@ -80,7 +85,12 @@ class Family(Protocol):
         """Names of the parameters whose gradients may differ from the captured step's by rounding."""
 
     def plan(self, steps: Steps, options: PlanOptions) -> Plan:
-        """The plan of a variant that has costs, for options in its own terms."""
+        """The plan of a variant that has costs, for options in its own terms.
+
+        Raises
+        ------
+        InfeasibleBudget, UsageError : no plan keeps the goal.
+        """
 
     def leave_out_guesses(self) -> None:
         """Count no workspace of the captured step that was guessed."""
@@ -96,8 +106,8 @@ def goal_of(graph: Graph, plain: Plain, options: PlanOptions) -> Goal | None:
 class Choice:
     """One choice of a graph.
 
-    captured : the captured step. plain : its figures. floor : the working set of its largest op. close : whether slices may
-        round.
+    captured : the graph of the captured step; without guessed workspaces once a budget is below its floor.
+    plain : its figures. floor : the working set of its largest op. close : whether slices may round.
     refusals : of graphs that cannot keep the budget.
     _dear : rewrites that cost more than the goal allows, without any recomputation.
     """
@@ -125,19 +135,19 @@ class Choice:
         return self._of_least_memory() if limit is None else self._within(limit)
 
     def _of_least_memory(self) -> Plan:
-        captured = None
+        first = None
         if not self._floor_binds() or self.plain_bytes >= DEEP_TIMES * self.floor:
-            captured = self._captured()
-            if not self._promises(captured):
-                return captured
+            first = self._plan_as_captured()
+            if not self._promises(first):
+                return first
         announce(self.options.progress, "looking for ops that may run in slices")
-        best, tried = captured, dict[Steps, Plan | None]()
+        best, tried = first, dict[Steps, Plan | None]()
         for steps in self._candidates(tried):
             if steps not in tried and self._lowers_the_floor(steps):
                 tried[steps] = self.plan(steps, best)
                 best = _smaller(best, tried[steps])
-        if captured is None and not self._beaten(best):
-            best = _smaller(self._captured(), best)
+        if first is None and not self._beaten(best):
+            best = _smaller(self._plan_as_captured(), best)
         assert best is not None
         return best
 
@@ -148,7 +158,7 @@ class Choice:
             self.family.leave_out_guesses()
             self.captured = self.family.graph(())
         if limit >= single_op(self.captured).bytes:
-            best = self._unless_refused(self._captured)
+            best = self._unless_refused(self._plan_as_captured)
             roomy = limit > self.captured.with_resident(ROOMY_TIMES * self.floor)
             if best is not None and (best.overhead <= CHEAP_OVERHEAD or roomy):
                 return best
@@ -160,13 +170,13 @@ class Choice:
         if best is not None:
             return best
         if not self.refusals:
-            return self._captured()
+            return self._plan_as_captured()
         raise min(self.refusals, key=lambda e: e.smallest_peak)
 
     def _comes_near(self, limit: int) -> bool:
         """Whether the smallest peak of the graphs that were refused is not far above the budget."""
         smallest = min((e.smallest_peak for e in self.refusals), default=limit)
-        return self.captured.beside_resident(limit) >= LOW_SHARE * self.captured.beside_resident(smallest)
+        return self.captured.beside_resident(limit) >= REFUSAL_SHARE * self.captured.beside_resident(smallest)
 
     # -- candidates ----------------------------------------------------------------------------------------------------
     def _candidates(self, tried: Mapping[Steps, Plan | None]) -> Iterator[Steps]:
@@ -206,7 +216,7 @@ class Choice:
             bound = bounds.look_ahead(graph)
         else:
             bound = bounds.at_overhead(graph, graph.weights(self.options.cost), overhead)
-        return graph.beside_resident(bound.bytes) <= NEAR_BOUND_TIMES * self.floor
+        return graph.beside_resident(bound.bytes) <= BINDS_TIMES * self.floor
 
     def _lowers_the_floor(self, steps: Steps, share: float = WORTH_SHARE) -> bool:
         """Whether the largest op of the rewritten step needs no more than this share of the captured step's."""
@@ -226,7 +236,7 @@ class Choice:
             return False
         if plan.activation_peak_bytes <= NEAR_BOUND_TIMES * plan.graph.beside_resident(plan.bound_bytes):
             return True
-        if plan.activation_peak_bytes > ROOMY_TIMES * self.floor:
+        if plan.activation_peak_bytes > NEAR_FLOOR_TIMES * self.floor:
             return False
         if self._floor_binds() and self._lowers_the_floor(self.smaller_saves):
             return True
@@ -243,7 +253,7 @@ class Choice:
         return max(single_op(graph).bytes, bounds.look_ahead(graph).bytes, found.bytes)
 
     # -- plans ---------------------------------------------------------------------------------------------------------
-    def _captured(self) -> Plan:
+    def _plan_as_captured(self) -> Plan:
         return self.family.plan((), self.options)
 
     def graph(self, steps: Steps) -> Graph | None:

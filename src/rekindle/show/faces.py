@@ -32,7 +32,8 @@ def _html(plan: Any) -> str:
     from .timeline import memory_timeline
 
     *rows, sentence = printable(str(plan), keep="\n").split("\n")
-    figures = f"<details><summary>Figures</summary><pre>{escape(chr(10).join(rows))}</pre></details>"
+    table = "\n".join(rows)
+    figures = f"<details><summary>Figures</summary><pre>{escape(table)}</pre></details>"
     picture = ""
     if plan.kind == "step":
         picture = memory_timeline(

@@ -66,7 +66,7 @@ class Trace:
     state_bytes : bytes of optimizer state that are counted.
     gradient_bytes : bytes of a gradient for every trained parameter.
     saved : text that says what another choice of `gradients` would save; "" if nothing is known.
-    origin : of a rewritten step, the trace of the step as it was captured; None: this is that trace. See `rewritten`.
+    origin : of a rewritten step, the trace of the step as it was captured; None: this is that trace. See `rewrite.rewritten`.
     """
 
     graph: Graph
@@ -328,7 +328,7 @@ def _costed(
     lowered: Lowered, fake: bool, target: str | None, progress: Callable[[str], None] | None, measure: bool
 ) -> Graph:
     graph = lowered.graph
-    at = [i for i, c in enumerate(lowered.calls) if c.kind == "aten"]
+    at = [i for i, c in enumerate(lowered.calls) if c.kind == OPERATOR]
     nodes = [n for i in at if (n := lowered.calls[i].node) is not None]
     companion.start()  # the search is compiled while the model is traced and its operators are timed
 

@@ -363,9 +363,8 @@ def test_calls_share_casts_that_several_ops_read(goal: dict[str, Any]) -> None:
 # -- our own computations --------------------------------------------------------------------------------------------------
 def test_ops_of_rewrites_are_not_cast() -> None:
     trace = rekindle.trace(nn.Linear(4, 4), torch.rand(2, 4))
-    n = next(n for n in trace.lowered.captured.nodes if "addmm" in str(n.target))
     edit = Editor(trace.lowered.captured)
-    n = edit.new[n]
+    n = next(n for n in edit.captured.nodes if "addmm" in str(n.target))
     with bf16(), edit.at_work():
         made = edit.call(torch.ops.aten.mm.default, n.args[1:], n, (0.5,))
     assert made.meta["val"].dtype == torch.float32

@@ -19,7 +19,7 @@ from rekindle.planning.planner import plan_graph
 from rekindle.torch import trace as trace_module
 from rekindle.torch.costs.node_costs import Cost
 from rekindle.torch.rewrite.candidates import Rewrites
-from rekindle.torch.rewrite.family import Variants
+from rekindle.torch.rewrite.family import TraceFamily
 from rekindle.torch.serve.plan_rewritten import plan_rewritten
 from rekindle.torch.trace import Trace
 from rewritten_steps import OPTIONS, convolutions, traced
@@ -84,7 +84,7 @@ def test_a_rewritten_step_is_searched_if_it_can_cost_less(overhead: float, may: 
     """No schedule costs less than one that recomputes nothing."""
     searches = one_large_layer()
     options = replace(AUTO, goal=Goal(fraction=1.0))
-    choice = variants.Choice(Variants(searches.captured, options, searches.make), options)
+    choice = variants.Choice(TraceFamily(searches.captured, options, searches.make), options)
     made = choice.graph(choice.smaller_saves)
     plan = replace(plan_graph(searches.captured.graph, options), overhead=overhead)
     assert made is not None

@@ -13,6 +13,8 @@ from rekindle.model.rewriting import CONVOLUTIONS, SAVES, SLICES, Rewrite
 from rekindle.planning.own_terms import plain_activation_bytes
 from rekindle.torch.capture.captured import Captured
 from rekindle.torch.operators.cuts import cuts_of
+from rekindle.torch.operators.table import by_overload
+from rekindle.torch.rewrite import unsliced
 from rekindle.torch.rewrite.candidates import Rewrites
 from rekindle.torch.rewrite.finding import Allowed
 from rekindle.torch.rewrite.wording import span_of, told
@@ -110,3 +112,7 @@ def test_words_are_printable_and_short() -> None:
     where = told(c, cut(c, 0, lambda n: n.target is torch.ops.aten.relu.default)).where
     assert where.isprintable()
     assert len(where) == 200
+
+
+def test_every_op_that_reads_a_smaller_save_has_words_for_it() -> None:
+    assert set(unsliced.SMALLER) == set(by_overload("saved"))

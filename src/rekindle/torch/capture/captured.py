@@ -44,10 +44,11 @@ class Writing(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Captured:
-    """A captured call as a functional joint graph. Whoever changes it makes another one.
+    """A captured call as a functional joint graph. Whoever changes it makes another one; where its nodes
+    are edited (`lowering`), the earlier one is of no use.
 
     No op writes to its inputs, and tensors that the module mutates come back as new values, except those in `writing` (see
-    `in_place`).
+    `lowering.in_place`).
 
     nodes : every call_function node in order, forward first.
     params, buffers : placeholder -> qualified name in the module.

@@ -27,12 +27,12 @@ def resident_bytes(model: nn.Module, tensors: Iterable[torch.Tensor], gradients:
 
 def resident_beside(model: nn.Module, tensors: Iterable[torch.Tensor], step: Captured, gradients: str) -> int:
     """Bytes held during the whole of a captured step: `resident_bytes` with the tensors in the module's attributes, those that
-    are constants of the step, and those to which forward sets attributes."""
+    are constants of the step, and the bytes by which attributes take more once forward has set them."""
     attributes = {name: t for name, _, _, t in plain_tensors(model)}
     before = dict(model.named_buffers()) | attributes
     new = {k: step.outputs[a.output].meta["val"] for k, a in step.assigned.items() if a.output is not None}
     newly = sum(max(0, storage_bytes(t) - (storage_bytes(before[k]) if k in before else 0)) for k, t in new.items())
-    held = [*tensors, *step.constants.values(), *(t for *_, t in plain_tensors(model))]
+    held = [*tensors, *step.constants.values(), *attributes.values()]
     return resident_bytes(model, held, gradients) + newly
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from ...ask import Goal, PlanOptions
 from ...errors import InfeasibleBudget
 from ...estimates.estimate import Estimate
+from ...model.graph import OPERATOR
 from ...model.held import held_peak
 from ...model.plan import Plan
 from ...planning.planner import plan_graph
@@ -135,7 +136,7 @@ def with_usual_workspace(trace: Trace) -> Trace:
     sizes = []
     for call in trace.lowered.calls:
         node, size = call.node, 0
-        if call.kind == "aten" and node is not None:
+        if call.kind == OPERATOR and node is not None:
             args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
             own = workspace_bytes(node.target, args, kwargs)
             if own is not None:

@@ -26,15 +26,15 @@ Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 
 
 class Editor:
-    """Edits a copy of a captured step, and leaves the original as it is; with copy=False, edits the nodes of the step itself,
-    which is of no use afterwards.
+    """Edits a copy of a captured step, and leaves the original as it is; with copy=False, edits its nodes, after which the
+    original is of no use.
 
-    captured : the step as it is so far. new : node of the original -> node of the copy.
+    captured : the step as it is so far.
     writing : as in `captured`; the edits themselves change it.
     """
 
     def __init__(self, original: Captured, copy: bool = True):
-        c, self.new = _copied(original) if copy else (original, {})
+        c = _copied(original) if copy else original
         self._nodes, self._outputs, self.writing = list(c.nodes), list(c.outputs), dict(c.writing)
         self._mutations, self._gradients = dict(c.mutations), dict(c.gradients)
         self._module_path, self._source = dict(c.module_path), dict(c.source)
@@ -154,8 +154,8 @@ def _in_order(nodes: Sequence[fx.Node], place: Mapping[fx.Node, Key]) -> list[fx
     return found
 
 
-def _copied(c: Captured) -> tuple[Captured, dict[fx.Node, fx.Node]]:
-    """A captured step with nodes of its own, on the same fake tensors; and old node -> new node."""
+def _copied(c: Captured) -> Captured:
+    """A captured step with nodes of its own, on the same fake tensors."""
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
     every = c.nodes[0].graph.nodes
@@ -164,7 +164,7 @@ def _copied(c: Captured) -> tuple[Captured, dict[fx.Node, fx.Node]]:
     for n in [*given, *c.nodes, *ended]:  # new ops stand at the end of an edited graph, whatever their place is
         new[n] = graph.node_copy(n, new.__getitem__)
         new[n].meta = dict(n.meta)
-    return c.on(graph, new), new
+    return c.on(graph, new)
 
 
 class FreshResults:
@@ -177,7 +177,7 @@ class FreshResults:
         """The fake result of an op."""
         if not isinstance(n.target, OpOverload):
             return fake_result(n)
-        key = f"{n.target} {fx.node.map_arg((n.args, n.kwargs), _described)}"
+        key = f"{n.target} {fx.map_arg((n.args, n.kwargs), _described)}"
         if key in self._known:
             several, layouts = self._known[key]
             made = [x and torch.empty_strided(x[0], x[1], dtype=x[2], device=x[3]) for x in layouts]
@@ -202,7 +202,7 @@ def _layout(t: torch.Tensor) -> Layout:
 
 def _in_own_memory(members: list[Any], n: fx.Node) -> bool:
     """Whether an empty tensor of its layout can stand for each member of a result: each fills a storage of its own."""
-    taken = {t.untyped_storage()._cdata for a in n.all_input_nodes for _, t in tensors_of(a)}
+    taken = set().union(*map(memory_of, n.all_input_nodes))
     for t in members:
         if t is None:
             continue

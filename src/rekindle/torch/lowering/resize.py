@@ -3,7 +3,7 @@
 A capture takes a second, and for each new length it finds the same ops again, with other sizes. Several captures of one module
 that differ in one size show how each constant and each shape depends on it (see `pattern`). The graph of a further size follows
 by arithmetic. That is a conjecture: forward may take another way at that size. So whoever uses such a step must see the ops of
-one plain step at that size (see `run.witness`), and must compare the bits of both.
+one plain step at that size (see `measure.witness`), and must compare the bits of both.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _NUMBER = torch.empty(())  # a Python number, as a kernel sees it
 
 @contextlib.contextmanager
 def eager_strides(mode: FakeTensorMode) -> Iterator[None]:
-    """Inside, ops whose records say how return fake tensors of `mode` with the strides of the CPU's kernels."""
+    """Inside, ops with a rule in their record return fake tensors of `mode` with the CPU kernels' strides."""
     private: Any = mode
     cached, computed = private._cached_dispatch_impl, private._dispatch_impl
     before = {k: x for k, x in vars(mode).items() if k in ("_cached_dispatch_impl", "_dispatch_impl")}

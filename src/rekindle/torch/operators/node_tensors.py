@@ -40,7 +40,7 @@ def overlap(s: torch.Tensor, t: torch.Tensor) -> bool:
 
 
 def bytes_spanned(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of a storage between the first and the last that these tensors, which share it, use. It follows from shapes,
+    """Bytes from the first to the last that these tensors use of the storage they share. It follows from shapes,
     strides and distances alone, and so is the same for a tensor and for a copy of it, however large the storages are."""
     begins, ends = zip(*map(span, tensors), strict=True)
     return int(max(ends) - min(begins))
@@ -57,7 +57,7 @@ def tensors_of(n: fx.Node) -> list[tuple[int, torch.Tensor]]:
 
 
 def with_values(args: Any) -> Any:
-    """Arguments of a node with the fake tensor of each node among them in its place."""
+    """The arguments of a node, each node among them replaced by its fake tensor."""
     return fx.map_arg(args, lambda n: n.meta.get("val"))
 
 

@@ -36,7 +36,7 @@ def in_place(name: str, *overloads: str) -> Overwrites:
 
 
 def grad_input(name: str) -> Overwrites:
-    """A backward op by its form that is given the memory of the gradient of its input."""
+    """A backward op that writes the gradient of its input over its first argument."""
     op = getattr(aten, name)
     out = op.grad_input
 
@@ -47,7 +47,7 @@ def grad_input(name: str) -> Overwrites:
 
 
 def over_either(name: str) -> Overwrites:
-    """An op of two tensors over the first or, where the strides fit, over the second."""
+    """An op of two tensors that writes over the first, or the second if strides fit."""
     op, inplace = getattr(aten, name), getattr(aten, f"{name}_")
     out = op.out
     second = where_it_fits(keeps_strides(1), lambda a, b, **k: out(a, b, **k, out=b), op.Tensor)

@@ -15,9 +15,10 @@ from torch import nn
 from ...ask import PlanOptions
 from ...compiling import Compiled, CompileOptions
 from ...errors import PlanMismatch
+from ...model import formats
 from ...model.plan import Plan
 from ...model.schedule import Schedule
-from ...parts.files import from_text as plan_from_text
+from ...parts.files import parts_plan_from_json
 from ...parts.plan import PartsPlan
 from ...parts.ways import Way, as_part_plan, figures, ways
 from ...planning.carrying import ANOTHER_GRAPH, CARRIED, Replanned, carried
@@ -129,9 +130,7 @@ class PartsForward(InPlaceOfForward):
 
     def _unpickle(self, pickled: Any) -> None:
         text, self._watches, self._training = pickled
-        plan = plan_from_text(text, WHERE)
-        assert plan.kind == "parts"
-        self._begin(plan)
+        self._begin(parts_plan_from_json(formats.parse_json(text, WHERE), WHERE))
 
 
 class PartForward(PlannedForward):

@@ -2,5 +2,5 @@
 
 `candidates` lists the rewrites that may pay: those without slices are in `unsliced`, and `finding` grows the regions that run
 in slices (`region`), by the memory that `estimate` foresees and the bits that `probe` proves. `apply` makes the rewrites, with
-`slices` and `over`. `rewritten` and `family` give the traces of rewritten steps; `variants` chooses among them.
+`slices` and `over`. `rewritten` and `family` give the traces of rewritten steps; `planning.variants` chooses among them.
 """

@@ -38,8 +38,8 @@ def rewritten(captured: Captured, steps: Sequence[Rewrite], bits: Bits | None = 
 
 
 def after(captured: Captured, step: Rewrite, bits: Bits | None = None, copy: bool = True) -> Captured:
-    """The step after one rewrite more; see `rewritten`. copy=False: the given step is edited itself, and of no use after an
-    error."""
+    """The step after one rewrite more; see `rewritten`. copy=False: the nodes of the given step are edited, so that it is
+    of no use afterwards."""
     if not all(0 <= i < len(captured.nodes) for i in step.ops):
         raise PlanMismatch(_WRONG)
     edit = Editor(captured, copy)

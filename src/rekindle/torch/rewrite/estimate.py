@@ -9,6 +9,7 @@ import numpy as np
 from torch import fx
 
 from ...model.floor import working_set
+from ...model.graph import OPERATOR
 from ..lowering.lowered import Lowered
 from ..lowering.phases import depend_on_gradients
 from ..lowering.shape_only import is_stand_in
@@ -27,7 +28,7 @@ class WorkingSets:
     def __init__(self, low: Lowered):
         self.low, self.late = low, depend_on_gradients(low.captured)
         self.cuts_of = cache(cuts_of)
-        self.nodes = [c.node if c.kind == "aten" else None for c in low.calls]
+        self.nodes = [c.node if c.kind == OPERATOR else None for c in low.calls]
         self._place = {n: i for i, n in enumerate(self.nodes) if n is not None}
         ops = range(len(self.nodes))
         self.bytes = np.array([working_set(low.graph, i) if low.graph.needed[i] else 0 for i in ops], np.int64)

@@ -1,4 +1,4 @@
-"""The graphs of one step, as `variants` chooses among them: as it was captured, and with the rewrites that may pay."""
+"""The graphs of one step, as `planning.variants` chooses among them: as it was captured, and with the rewrites that may pay."""
 
 from __future__ import annotations
 
@@ -21,15 +21,19 @@ from .rewritten import with_captured, with_rewrites
 Make = Callable[[Trace, PlanOptions], Plan]
 
 
-class Variants:
-    """The variants of one trace; see `variants.Family`. make : plans a trace, for options in its own terms."""
+class TraceFamily:
+    """The variants of one trace; see `planning.variants.Family`. make : plans a trace, for options in its own terms."""
 
     def __init__(self, traced: Trace, options: PlanOptions, make: Make):
         self._make, self._report, self._close = make, options.report, options.parity == CLOSE
-        self._packed = Rewrites(traced.lowered, plain_activation_bytes(traced.graph))
+        self._captured = traced
         self._bits = Bits(table=traced.fake)
         self._traces: dict[Steps, Trace] = {(): traced}
         self._found_by: dict[Steps, Rewrites] = {}
+
+    @cached_property
+    def _packed(self) -> Rewrites:
+        return Rewrites(self._captured.lowered, plain_activation_bytes(self._captured.graph))
 
     @cached_property
     def _unpacked(self) -> Rewrites:

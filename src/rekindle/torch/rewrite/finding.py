@@ -28,11 +28,10 @@ SLICES_OF_FEW, FEW_OPS = 16, 3  # slices of a region of at most so many ops
 # A region goes on along tensors that are larger than this share of the largest working set. The far ones are for where much
 # recomputation is allowed, so that larger regions pay.
 NEAR_SHARES, FAR_SHARES = (0.1, 0.3, 1.01), (0.03, 0.05)
-ALIKE_SHARE = (
-    0.03  # regions whose largest working sets are equal to within this share are alike: the one of fewer ops is taken
-)
-WORTH_SHARE = 0.97  # a region is taken if it lowers the largest working set to this share or less
-LITTLE_SHARE = 0.05  # of its working set: the results of an op that gives the gradient of a weight take no more
+# Regions whose largest working sets are equal to within this share are alike: the one of fewer ops is taken.
+ALIKE_SHARE = 0.03
+REGION_WORTH_SHARE = 0.97  # a region is taken if it lowers the largest working set to this share or less
+SMALL_SHARE = 0.05  # of the largest working set: the results of an op that gives the gradient of a weight take no more
 TRIES_MOST = 6  # of a region, where slices of some ops turn out to give other bits
 
 
@@ -86,7 +85,7 @@ def _next_region(sets: WorkingSets, allowed: Allowed) -> Region | None:
     """The best region of ops that may be cut."""
     now = sets.largest
     before = _Worth.of(sets.bytes, now, -1)
-    for i in np.flatnonzero(sets.bytes > WORTH_SHARE * now):
+    for i in np.flatnonzero(sets.bytes > REGION_WORTH_SHARE * now):
         n = sets.nodes[i]
         region = None if n is None or not _gives_little(n, now) else _made_again(sets, n, allowed)
         if region is not None and _Worth.of(sets.cut(region), now, len(region.cuts)).better(before):
@@ -124,7 +123,7 @@ def _grown(sets: WorkingSets, seed: fx.Node, allowed: Allowed) -> Iterator[Regio
 
 def _gives_little(n: fx.Node, now: int) -> bool:
     """Whether the op's results take next to nothing of its working set: the gradient of a weight."""
-    return sum(storage_bytes(t) for _, t in tensors_of(n)) <= LITTLE_SHARE * now
+    return sum(storage_bytes(t) for _, t in tensors_of(n)) <= SMALL_SHARE * now
 
 
 def _made_again(sets: WorkingSets, seed: fx.Node, allowed: Allowed) -> Region | None:
@@ -160,7 +159,7 @@ class _Worth:
 
     @classmethod
     def of(cls, sets: np.ndarray, before: int, price: int) -> _Worth:
-        return cls(int(sets.max()), int((sets > WORTH_SHARE * before).sum()), price)
+        return cls(int(sets.max()), int((sets > REGION_WORTH_SHARE * before).sum()), price)
 
     def better(self, other: _Worth) -> bool:
         """Whether this region is to be taken in place of the other."""

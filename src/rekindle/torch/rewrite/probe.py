@@ -88,7 +88,7 @@ class Bits:
     def same(self, node: fx.Node, cut: Cut, slices: int, size: int = 0) -> bool:
         """Whether each slice of the op gives the same bits as the same part of the whole op.
 
-        size : units of the region of which the op is a part, as `slices.units` counts them; 0: all of the cut's. Slices of
+        size : units of the region of which the op is a part, as `region.units` counts them; 0: all of the cut's. Slices of
             unlike sizes begin where the region's do.
         """
         return SUM not in cut.outs and self.same_beside_sums(node, cut, slices, size)

@@ -21,7 +21,7 @@ from .probe import Bits
 
 
 def with_rewrites(traced: Trace, steps: Sequence[Rewrite], bits: Bits | None = None) -> Trace:
-    """The trace of the step with these rewrites, without costs. bits : as in `rewritten`.
+    """The trace of the step with these rewrites, without costs. bits : as in `apply.rewritten`.
 
     Raises
     ------

@@ -67,7 +67,7 @@ class InPlaceOfForward:
         model = self._model()
         if model is None:
             raise pickle.PicklingError("the planned module was deleted; pickle the module, which holds its plan")
-        # The module is not filled yet where this is read back: it is only referred to, and asked nothing.
+        # Where this is read back, the module has no attributes yet: nothing may read them.
         return _arrived, (type(self), model, self._own, self._pickled())
 
     def _pickled(self) -> Any:
@@ -75,11 +75,11 @@ class InPlaceOfForward:
         return None
 
     def _unpickle(self, pickled: Any) -> None:
-        """Become what `_pickled` was asked of. The module is not filled yet."""
+        """Become the pickled object. The module has no attributes yet."""
 
 
 class SwitchedForward(InPlaceOfForward):
-    """One that can be switched off, and then runs the module's own forward. is_off : whether it is."""
+    """Runs the module's own forward while it is switched off. is_off : whether it is."""
 
     def __init__(self, model: nn.Module):
         super().__init__(model)
@@ -130,7 +130,7 @@ class _Instead:
 
 @contextlib.contextmanager
 def forward_instead(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Inside, the module has this forward. Copies that the model makes of itself meanwhile have the one of before."""
+    """Inside, the module has this forward. Copies that the model makes of itself meanwhile have the earlier one."""
     before = module.__dict__.get("forward")
     is_bound = isinstance(forward, InPlaceOfForward | types.MethodType)  # a copy of it belongs to the copied module
     module.__dict__["forward"] = forward if is_bound else _Instead(module, forward, before)

@@ -11,17 +11,16 @@ from ...ask import Goal, PlanOptions
 from ...errors import InfeasibleBudget, PlanMismatch, RekindleError, UsageError
 from ...model.plan import Plan
 from ...model.rewriting import Rewriting, steps_from_json
+from ...planning.infeasible import DEFAULT_SOLVER
 from ...planning.own_terms import beside_captured, plain_figures
 from ...planning.variants import CLOSE, Choice, goal_of
 from ..rewrite.closeness import marked, sums
-from ..rewrite.family import Make, Variants
+from ..rewrite.family import Make, TraceFamily
 from ..rewrite.probe import Bits
 from ..rewrite.rewritten import with_rewrites
 from ..tensors import ranks
 from ..trace import Trace
 from .plan_trace import question_of
-
-AUTO = "auto"
 
 
 def plan_rewritten(traced: Trace, options: PlanOptions, make: Make) -> Plan:
@@ -31,9 +30,9 @@ def plan_rewritten(traced: Trace, options: PlanOptions, make: Make) -> Plan:
     ------
     InfeasibleBudget, UsageError : as `make`; an infeasible budget is refused with the smallest peak of all candidates.
     """
-    if options.solver != AUTO or options.goal == Goal(fraction=1.0):
+    if options.solver != DEFAULT_SOLVER or options.goal == Goal(fraction=1.0):
         return make(traced, options)
-    choice = Choice(Variants(traced, options, make), options)
+    choice = Choice(TraceFamily(traced, options, make), options)
     question = question_of(traced.graph, options, {"target": traced.options.target, "fake": traced.fake})
     # One process chooses for all: what a probe or a bound finds within its limits may differ from process to process.
     found = ranks.once("the graph of the plan", question, choice.best, _steps_of, options.report)

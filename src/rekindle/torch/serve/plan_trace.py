@@ -1,7 +1,8 @@
 """The plan of a trace as it stands, without rewrites, one for all processes of a distributed run; and the bytes that its step
 takes beside the storages of its graph.
 
-The first process that asks makes the plan, the others judge and certify its schedule.
+The first process that asks makes the plan, the others judge and certify its schedule. Where a loop could let go of gradients,
+it is said what that would save.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from ..trace import Trace
 # added up from several results.
 SCALARS = 4
 GENERATOR_BYTES = 5056  # the state of the CPU's random generator, which is saved if a random op runs again (measured)
+GRADIENTS_SAID_SHARE = 0.01  # of the peak: a smaller saving by another choice of `gradients` is not said. A guess
 
 
 def bookkeeping(trace: Trace) -> int:
@@ -40,9 +42,6 @@ def bookkeeping(trace: Trace) -> int:
     nodes = [c.node for c in trace.lowered.calls if c.node is not None and rules.draws_random(c.node.target)]
     on_cpu = any(t.device.type == "cpu" for n in nodes for _, t in tensors_of(n))
     return BLOCK_BYTES * SCALARS + (GENERATOR_BYTES if on_cpu else 0)
-
-
-GRADIENTS_SAID_SHARE = 0.01  # of the peak: a smaller saving by another choice of `gradients` is not said. A guess
 
 
 def plan_trace(traced: Trace, options: PlanOptions, make: Callable[..., Plan]) -> Plan:

@@ -167,6 +167,7 @@ def check_step(
         if _waits_with_slices(planned):
             steps.run("planned")  # proves the slices, on tensors of its own, which would be measured with the step
         ours, theirs = steps.run("planned"), steps.plain_if_it_fits()
+        # the plan of the step that was measured: a second call may bind another
         used = (planned if planned.last is None else planned.last).plan
         may = NOTHING if planned.last is None else loose(planned.last.trace.lowered.captured)
         found = _compared(steps, planned, ours, theirs, Way.ONCE, may)
