@@ -1,4 +1,4 @@
-"""Searches that begin anew near the smallest reachable peak, for `auto`.
+"""Searches that begin anew near the smallest reachable peak, for effort "thorough" of `auto`.
 
 There, small changes of known plans that hold more lead nowhere, and one search finds plans that another one misses: each
 of the searches below, without the results of the sweep, was cheaper or smaller than `auto` on some model. Two of them, when
@@ -18,11 +18,11 @@ from ..exact.search import fits
 from ..problem import Problem
 from ..solvers import beam
 from ..structure.archive import Entry, entry
-from .anneal import CLOSER_TIMES
 from .proposals import FEW_OPS, Source, proposed
 
 # Which searches begin anew. `BY_FLOPS` was measured (see above); the other numbers are guesses.
 BEAMS_MOST_OPS = 400  # on larger graphs no beams are asked for several peaks
+BEAMS_TIMES = 3  # their results are polished by so many times the changes of a sweep
 BEAM_MOST_STATES = 100  # states that a beam keeps
 BEAM_MOST_STATES_OPS2 = 5_000_000  # the most that states times ops squared (the time of a beam) may be
 BEAM_WAYS = tuple(  # (soft share, price, window) of each beam that is asked for several peaks; see `beam.Way`
@@ -51,7 +51,7 @@ def groups(problem: Problem, low: float, high: float) -> list[tuple[list[Source]
         whole = replace(smallest, whole=True)
         found.append(([partial(proposed, whole, name, flops) for name in BY_FLOPS], 1))
     if len(g.ops) <= BEAMS_MOST_OPS and not fits(g):
-        found.append(([partial(_walked, problem, peak) for peak in peaks], CLOSER_TIMES))
+        found.append(([partial(_walked, problem, peak) for peak in peaks], BEAMS_TIMES))
     return found
 
 

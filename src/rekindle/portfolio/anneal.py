@@ -19,7 +19,6 @@ Complexity: O(k d log n) for k changes, d the edges of an op.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from copy import copy
 
 import numpy as np
 
@@ -33,8 +32,7 @@ from .on_reduced import over_whole_graph, search_weights
 from .running import ANCHORS, BINS, CLOSER_ANCHORS, Round, in_threads, slices
 
 # How much `anneal` searches. All are guesses; none was measured alone.
-CHANGES = 1e5  # of all chains of a sweep together,
-CLOSER_TIMES = 3  # and so many times as many in a closer look
+CHANGES = 1e5  # of all chains of a sweep together
 ROUNDS = (Round(0.5, 0.004), Round(0.5, 0.0012))  # of a sweep and of a closer look
 SMALL_OPS = 1000  # with fewer ops one run is more of the whole cost, and the temperature higher in proportion
 # Of the chains that lower the peak at a fixed cost:
@@ -97,14 +95,6 @@ class Polish:
             peak, cost = float(peak_of(self.reduced.arrays, self.reduced.shared, runs)), self.ops.weights[runs].sum()
             self.archive.add(Entry(peak, float(cost) - self.base_cost, runs))
 
-    def copy(self, problem: Problem) -> Polish:
-        """Another one that starts with the same archive, within the time of `problem`."""
-        other = copy(self)
-        other.problem = problem
-        other.archive = self.archive.like()
-        other.archive.merge(self.archive)
-        return other
-
     def run(self) -> None:
         """Run chains aimed at peaks between the least found and the plain one, from the archive's best for each."""
         for number, part in enumerate(ROUNDS):
@@ -112,7 +102,7 @@ class Polish:
             anchors = np.geomspace(0.97 * least, max(least, 0.97 * self.plain_peak), ANCHORS)
             self._round(anchors.tolist(), part.work_share, part.heat, number)
 
-    def look(self, low: float, high: float, longer: float = CLOSER_TIMES) -> None:
+    def look(self, low: float, high: float, longer: float) -> None:
         """Search on where the peak lies between `low` and `high` bytes; longer : times the changes of a sweep."""
         for number, part in enumerate(ROUNDS):
             anchors = np.geomspace(low, high, CLOSER_ANCHORS).tolist()

@@ -6,30 +6,26 @@ Problem: the goal itself: least cost within a peak, or least peak within a cost,
 
 Graphs of up to a few dozen ops are solved exactly (see `small`), if that takes few steps. Beyond that, effort decides.
 
-Efforts "quick" and "normal" take seeds that serve the whole curve, from blocks (see `hierarchical`) and fast solvers, and
-search the one stretch of the curve in which the goal lies; see `stretches`, `focus` and, for the lowest stretch, `way_down`.
+Fast solvers, and blocks with options that are joined (see `hierarchical`), give seeds that serve the whole curve. Then the one
+stretch of the curve is searched in which the goal lies: blocks are joined for its peaks, and chains of `storages` change a mode
+for each value and the order of ops; see `stretches`, `focus` and, for the lowest stretch, `way_down`. For one graph a larger
+budget never gives a slower plan, and more overhead never a larger one, within one effort; `stretches` says why.
 
-Effort "thorough" searches all of the curve that may matter, in this order, and then asks effort "normal" too:
+Effort says how far this goes. "quick" looks at a stretch once, briefly, "normal" until a round gains nothing. With "thorough"
 
-1. Blocks with options are joined, and the fast published solvers propose schedules (see `proposals`).
-2. `storages` sweeps the whole curve with a mode for each value and the order of ops.
-3. `anneal` polishes the results as sequences of runs, over the whole curve.
-4. Blocks, `storages` and `anneal` look closer at the stretch of the curve where the goal lies. At the lowest stretch, where
-   small changes of known plans lead nowhere, blocks are also asked for the smallest plan that they give, and searches begin
-   anew, without the results of the sweep: `storages`, `rotor`, `dtr`, `beam`, and two by FLOPs (see `anew`). Their results
-   are polished as well.
-5. The results there are pressed (`Polish.press`): at the same cost the least peak, with the values included that the
-   search leaves out because they weigh next to nothing. A budget is missed by kilobytes as well.
-6. On graphs of up to 128 ops the exact search answers at round peaks of the stretch where it can.
+1. more of the fast solvers are asked, and a sweep of the whole curve by `storages` and `anneal` gives seeds too;
+2. chains are longer, and `anneal` polishes what they find as sequences of runs;
+3. what lies in the stretch is pressed (`Polish.press`): at the same cost the least peak, with the values included that searches
+   leave out because they weigh next to nothing;
+4. in the lowest stretch, where small changes of known plans lead nowhere, searches begin anew: `storages`, `rotor`, `dtr`,
+   `beam`, and two by FLOPs (see `anew`);
+5. on graphs of up to 128 ops the exact search answers at round peaks of the stretch where it can;
+6. effort "normal" is asked too, so that a plan is never worse than with less effort.
 
-On large graphs (more than `proposals.LARGE_OPS` ops) only the most useful part of step 1 is done, and steps 5 and 6
-are left out.
+On large graphs (more than `proposals.LARGE_OPS` ops) fewer solvers are asked, and steps 3 and 5 are left out.
 
-For one graph, a larger budget never gives a slower plan, and more overhead never a larger one, within one effort. With effort
-"thorough" steps 1 to 3 do not know the goal, and steps 4 to 6 look at every stretch that is not certified to hold no better
-answer; for the other efforts `stretches` says why. Both cores are used; the result is the same for the same seed, unless a
-time limit or an interruption (Ctrl-C) cuts the search short, which then gives the best so far. A time limit beyond half a
-minute makes the thorough search work longer.
+Both cores are used; the result is the same for the same seed, unless a time limit or an interruption (Ctrl-C) cuts the search
+short, which then gives the best so far. A time limit beyond half a minute makes the thorough search work longer.
 
 Optimality: proven on small graphs, or where a bound is met (`status`); else `gap` tells the distance.
 
@@ -54,7 +50,6 @@ from ..saying.shares import EPS
 from ..solvers.rotor import thin
 from ..structure.archive import pareto
 from . import proposals, recent, small, way_down
-from .curve import curve_of
 from .stretches import stretches_of
 
 JOINED = ("hierarchical", "storages", "anneal")  # the solvers that `auto` is made of
@@ -125,7 +120,7 @@ def members(graph: Graph, effort: str, optimal: bool) -> tuple[str, ...]:
     members=members,
 )
 def auto(problem: Problem) -> Iterator[Schedule]:
-    """The portfolio: seeds from fast solvers, a sweep of the whole curve, a closer look where the goal lies."""
+    """The portfolio: seeds from fast solvers, then a search of the stretch of the curve in which the goal lies."""
     if problem.whole:
         yield Schedule.baseline(problem.graph, "auto")
     proven = small.proven(problem)
@@ -134,12 +129,9 @@ def auto(problem: Problem) -> Iterator[Schedule]:
         return
     companion.start()
     with compiled.reported_to(problem.progress):
-        if problem.effort != "thorough":
-            found = stretches_of(problem).answers(problem)
-        else:
-            found = curve_of(problem).look_closer(problem)
-            if not problem.whole:  # never worse than with less effort
-                normal = replace(problem, effort="normal")
-                found = pareto(found + stretches_of(normal).answers(normal))
+        found = stretches_of(problem).answers(problem)
+        if problem.effort == "thorough" and not problem.whole:  # never worse than with less effort
+            normal = replace(problem, effort="normal")
+            found = pareto(found + stretches_of(normal).answers(normal))
     chosen = thin(choose(problem, found))
     yield from (Schedule.from_runs(problem.graph, e.runs, "auto") for e in chosen)

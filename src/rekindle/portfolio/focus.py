@@ -11,7 +11,8 @@ import numpy as np
 from ..problem import Problem
 from ..structure.archive import Entry, pareto
 from ..structure.reduced import Reduced
-from . import proposals
+from . import proposals, small
+from .anneal import Polish
 from .hierarchical import Levels
 from .on_reduced import over_whole_graph
 from .point_seeds import seeds as point_seeds
@@ -29,20 +30,27 @@ REACH = 1.5  # times the upper end of the stretch: larger entries are no seeds
 
 @dataclass(frozen=True)
 class FocusSettings:
-    """How the chains of one effort are spread over a stretch. Both are guesses, tried on a dozen models.
+    """How far one effort searches a stretch. All are guesses, tried on a dozen models.
 
     anchors : numbers of peaks of the stretch at which chains aim, spread from its lower end; rounds take them in turn. One
         search from other peaks often leaves a local optimum that a longer one stays in. Blocks are joined for the first.
     rounds : of chains, at most.
+    polish_times : what they find is polished as sequences of runs, by so many times the changes of a sweep; 0: not at all.
     """
 
     anchors: tuple[int, ...]
     rounds: tuple[Round, ...]
+    polish_times: float = 0.0
 
 
 SETTINGS = {
     "quick": FocusSettings((2,), (Round(0.5, 0.003),)),
     "normal": FocusSettings((5, 6), (Round(1.0, 0.006), Round(1.0, 0.006), Round(1.0, 0.002), Round(1.0, 0.001))),
+    "thorough": FocusSettings(
+        (6, 7, 5),
+        (Round(3.0, 0.012), Round(3.0, 0.006), Round(3.0, 0.006), Round(3.0, 0.003), Round(3.0, 0.0015)),
+        3.0,
+    ),
 }
 
 
@@ -64,6 +72,21 @@ class Focus:
         """The entries of the points from which chains begin, before any search."""
         return over_whole_graph(problem, self.reduced, self.search.entries())
 
+    def sweep(self, problem: Problem, known: list[Entry]) -> list[Entry]:
+        """The entries of a search of the whole curve that begins at known entries of the whole graph."""
+        if not len(self.reduced.candidates):
+            return []
+        search, polish = self.search.copy(problem), Polish(problem, self.reduced)
+        starts = [np.arange(len(self.reduced.ops)), *(self.reduced.reduced_runs(e.runs) for e in known)]
+        with problem.interruptible():
+            for runs in starts:
+                search.enter(runs)
+            search.run()
+        polish.enter([*starts, *(e.runs for e in search.entries())])
+        with problem.interruptible():
+            polish.run()
+        return polish.entries()
+
     def look(self, problem: Problem, low: float, high: float, known: list[Entry]) -> list[Entry]:
         """The entries found between the peaks `low` and `high`, in bytes without the resident ones.
 
@@ -83,8 +106,29 @@ class Focus:
             for e in starts:
                 search.enter(self.reduced.reduced_runs(e.runs))
             self._rounds(problem, search, [_spread(low, high, n) for n in s.anchors])
-        found = [*joined, *over_whole_graph(problem, self.reduced, search.entries())]
-        return pareto(found)
+        found = pareto([*joined, *over_whole_graph(problem, self.reduced, search.entries())])
+        if not s.polish_times:
+            return found
+        found = self.polished(problem, pareto([*found, *starts]), low, high, s.polish_times)
+        return found if proposals.large(problem) else small.proven_between(problem, low, high, found)
+
+    def polished(self, problem: Problem, found: list[Entry], low: float, high: float, times: float) -> list[Entry]:
+        """The entries with those that annealing over sequences of runs adds between two peaks, pressed to lower peaks.
+
+        times : how many times the changes of a sweep are tried.
+        """
+        polish = Polish(problem, self.reduced)
+        with problem.interruptible():
+            polish.enter([np.arange(len(self.reduced.ops))])
+            polish.enter([self.reduced.reduced_runs(e.runs) for e in found])
+            polish.look(max(1.0, low), max(2.0, high), times)
+        found = pareto(found + polish.entries())
+        if proposals.large(problem):
+            return found
+        fine = Polish(problem, Reduced(problem.graph, negligible_share=0.0))
+        with problem.interruptible():
+            found = pareto(found + fine.press([e for e in found if low <= e.peak <= high]))
+        return found
 
     def _rounds(self, problem: Problem, search: Search, choices: list[np.ndarray]) -> None:
         """Run rounds of chains while they gain. choices : the peaks to aim at, one set a round, in turn."""

@@ -15,14 +15,14 @@ CURVES_MOST = 4  # a guess
 _curves: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
 
 
-def curve(problem: Problem, kind: str, find: Callable[[], T]) -> T:
+def curve(problem: Problem, find: Callable[[], T]) -> T:
     """A curve of the problem's graph, from memory if it was found before with the same weights, seed and effort.
 
-    kind : tells curves of one graph apart. find : makes the curve; one that a deadline cut short is not kept.
+    find : makes the curve; one that a deadline cut short is not kept.
     """
     g = problem.graph
     costs = [a.tobytes() for a in (problem.weights, g.weights("seconds"), g.arrays.workspace)]
-    key = (kind, g.hash, *costs, problem.seed, problem.effort, problem.work)
+    key = (g.hash, *costs, problem.seed, problem.effort, problem.work)
     if key in _curves:
         _curves.move_to_end(key)
         found: T = _curves[key]
@@ -37,7 +37,7 @@ def curve(problem: Problem, kind: str, find: Callable[[], T]) -> T:
 
 def known_runs(graph_hash: str) -> list[np.ndarray]:
     """Sequences of runs over the curves of a graph that are kept; each curve has the entries `everything`."""
-    return [e.runs for key, found in _curves.items() if key[1] == graph_hash for e in found.everything]
+    return [e.runs for key, found in _curves.items() if key[0] == graph_hash for e in found.everything]
 
 
 def forget() -> None:

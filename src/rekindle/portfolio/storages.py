@@ -37,7 +37,7 @@ from ..structure.reduced import Reduced
 from .on_reduced import over_whole_graph
 from .point_seeds import seeds
 from .points import PointArchive, Points
-from .running import ANCHORS, BINS, CLOSER_ANCHORS, Round, in_threads, slices
+from .running import ANCHORS, BINS, Round, in_threads, slices
 
 # How much `storages` searches. Work is counted in elementary steps and not in seconds, so that the same seed gives the same
 # plan. All are guesses; none was measured alone.
@@ -48,7 +48,6 @@ MOST_PROPOSALS_PER_CANDIDATE = 1e4  # of all chains together
 LEAST_PEAK_ROUND = Round(0.08, 0.02)  # comes before the others, to find how low to aim
 # Of a sweep; a closer look leaves the first one out.
 ROUNDS = (Round(0.35, 0.012), Round(0.4, 0.005), Round(0.25, 0.0015))
-FROM_ABOVE = 1.15  # times the peak aimed at: from there every second chain of a closer look comes, to see other valleys
 DESCENT_PASSES = 2  # over all candidates, at the end
 DESCENT_MOST_SHARE = 0.3  # of the work; where the passes would take more, they are left out
 
@@ -111,19 +110,6 @@ class Search:
             self._report()
         self._descend(self._anchors())
 
-    def look(self, low: float, high: float) -> None:
-        """Search on where the peak lies between `low` and `high` bytes."""
-        anchors = np.geomspace(low, high, CLOSER_ANCHORS).tolist()
-        for k, part in enumerate(ROUNDS[1:]):
-            if self.problem.time_left <= 0:
-                return
-            above = [a * FROM_ABOVE if k == 0 and i % 2 == 0 else a for i, a in enumerate(anchors)]
-            starts = [self.archive.best(self._aim(a)) for a in above]
-            proposals = self._proposals() * part.work_share
-            self._chains([self._aim(a) for a in anchors], proposals, part.heat, k + 11, starts)
-            self._report()
-        self._descend(anchors)
-
     def chains(self, anchors: Sequence[float], proposals: float, heat: float, number: int) -> None:
         """Run one chain for each peak aimed at, from the archive's best for it. proposals : of all chains together."""
         self._chains([self._aim(a) for a in anchors], proposals, heat, number)
@@ -145,10 +131,8 @@ class Search:
         p0, c0 = max(1.0, self.points.plain_peak), self.points.base_cost
         return within_cost(math.inf, p0, c0) if limit is None else within_peak(limit, p0, c0)
 
-    def _chains(
-        self, aims: list[Aim], proposals: float, heat: float, number: int, starts: list[Point] | None = None
-    ) -> None:
-        """Run one annealing chain for each aim, two at a time, from the archive's best for it where `starts` are not given.
+    def _chains(self, aims: list[Aim], proposals: float, heat: float, number: int) -> None:
+        """Run one annealing chain for each aim, two at a time, from the archive's best for it.
 
         Their points are put together afterwards, in order, so that threads change nothing. proposals : of all chains.
         number : gives the chains their own random numbers.
@@ -164,7 +148,7 @@ class Search:
                 )  # fmt: skip
             return archive
 
-        starts = starts or [self.archive.best(a) for a in aims]
+        starts = [self.archive.best(a) for a in aims]
         for archive in in_threads(self.problem, one, list(zip(range(len(aims)), aims, starts, strict=True))):
             self.archive.merge(archive)
 

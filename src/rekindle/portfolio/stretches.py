@@ -1,8 +1,8 @@
-"""The memory-cost curve for efforts "quick" and "normal": seeds for all of it, a search only in the stretch of the goal.
+"""The memory-cost curve of a graph: seeds for all of it, a search only in the stretch in which the goal lies.
 
 The curve is cut into stretches by peak, at round shares of the plain step's peak, since people ask for half the memory and
 not for 0.4937 of it. A search looks at the one stretch in which the goal lies (see `focus`), or near the floor (see
-`way_down`), and takes a few tenths of a second in place of many seconds for the whole curve.
+`way_down`), and takes a few tenths of a second (more with effort "thorough") in place of many seconds for the whole curve.
 
 A larger budget never gives a slower plan, although another budget is looked at elsewhere. The answer to a budget in stretch
 k comes from the seeds A, which serve every goal, and from the entries F_k that the look at stretch k found. An entry of F_k
@@ -31,7 +31,7 @@ from ..problem import Problem
 from ..saying.shares import EPS
 from ..structure.archive import Entry, entry, pareto
 from ..structure.reduced import Reduced
-from . import proposals, recent, way_down
+from . import anew, proposals, recent, way_down
 from .anneal import Polish
 from .focus import Focus
 from .hierarchical import Levels
@@ -44,8 +44,8 @@ SHARES = (  # of the plain step's activation peak: ends of stretches
 NEAR_SHARE = 0.02  # of the goal's peak: entries that miss it by no more are pressed
 PRESS_CHANGES = 15_000  # for each entry that is pressed
 # Upper end of the lowest stretch, as a multiple of the smallest seed's peak: the smallest seeds cost far more than those a
-# little larger.
-LOWEST_WIDTH = 1.1
+# little larger. The second is of effort "thorough".
+LOWEST_WIDTH, LOWEST_WIDTH_THOROUGH = 1.1, 1.35
 EASY_PASSES = 3  # passes of the way down that serve the upper part of the lowest stretch
 EASY_ROOM = 1.07  # lower end of that part, as a multiple of the least peak that these passes reach
 EASY_WIDTH = 0.9  # share of the lowest stretch's upper end; where that part would begin higher, the stretch stays whole
@@ -55,7 +55,7 @@ ENOUGH_SHARE = 1e-3
 
 def stretches_of(problem: Problem) -> Stretches:
     """The stretches of a graph, from memory if they were made before with the same weights, seed and effort."""
-    return recent.curve(problem, "stretches", lambda: Stretches.of(problem))
+    return recent.curve(problem, lambda: Stretches.of(problem))
 
 
 @dataclass
@@ -100,8 +100,10 @@ class Stretches:
         with problem.interruptible():
             seeds += proposals.seeds(problem, blocks)
         focus = Focus(problem, Reduced(graph), blocks)
-        seeds = pareto(seeds + focus.plain_entries(problem))
-        least, plain = LOWEST_WIDTH * seeds[-1].peak, float(plain_step.peak)
+        seeds, width = pareto(seeds + focus.plain_entries(problem)), LOWEST_WIDTH
+        if problem.effort == "thorough":
+            seeds, width = pareto(seeds + focus.sweep(problem, seeds)), LOWEST_WIDTH_THOROUGH
+        least, plain = width * seeds[-1].peak, float(plain_step.peak)
         # One byte below the share: a budget is that share, rounded down.
         ends = [float(int(share * plain) - 1) for share in SHARES]
         cells = [0.0, least, *(x for x in ends if x > least), float(max(plain, least + 1))]
@@ -243,8 +245,23 @@ class Stretches:
         high = max(high, LOWEST_WIDTH * least)
         more = [e for e in way_down.evicted(problem, least, high) if e.peak >= least]
         known = pareto([*down, *more, *(e for e in self.seeds if e.peak <= high)])
+        if problem.effort == "thorough":
+            known = pareto([*known, *(e for e in self._anew(problem, least, high) if e.peak >= low)])
+            least = min(least, float(known[-1].peak))
         found = way_down.cheaper(problem, known, high) + self.focus.look(problem, least, high, known)
         return pareto(known + [e for e in found if e.peak >= least])
+
+    def _anew(self, problem: Problem, low: float, high: float) -> list[Entry]:
+        """The entries of searches that begin anew. Each group of them is polished apart: joined with the rest, it would take
+        its place and its effort."""
+        found: list[Entry] = []
+        for sources, longer in anew.groups(problem, low, high):
+            seeds: list[Entry] = []
+            with problem.interruptible():
+                seeds += proposals.all_of(problem, sources)
+            least = min([low, *(float(e.peak) for e in seeds)])
+            found += self.focus.polished(problem, seeds + self.seeds, least, high, longer)
+        return pareto(found)
 
     def _press(self, problem: Problem, near: list[Entry]) -> list[Entry]:
         if proposals.large(problem) or not near:

@@ -134,13 +134,6 @@ def _by_peak(e: Entry) -> tuple[float, float]:
     return e.peak, e.extra
 
 
-def smallest(problem: Problem) -> list[Entry]:
-    """Entries near the least peak that the search reaches, with their costs in the unit of the problem."""
-    down = WayDown(problem)
-    down.descend(problem)
-    return down.entries(problem)
-
-
 def evicted(problem: Problem, low: float, high: float) -> list[Entry]:
     """Entries that the online policy of `dtr` gives between two peaks: near the floor it often costs least."""
     peaks = np.geomspace(max(1.0, low), max(1.0, low, high), EVICTED_PEAKS)
