@@ -15,7 +15,7 @@ from common import provenance
 from page.text import table
 
 import rekindle
-from rekindle.ask import Goal, PlanOptions
+from rekindle.ask import Fraction, LeastMemory, PlanOptions
 from rekindle.errors import InfeasibleBudget, RekindleError
 from rekindle.model.graph import BOUNDARY, Graph, Op, Value
 from rekindle.model.plan import Plan
@@ -44,11 +44,11 @@ def traced(name: str) -> Graph:
 
 def answer(graph: Graph, solver: str, seconds: float) -> tuple[Plan, bool]:
     """The solver's plan, and whether it is within the budget. It is searched for each time."""
-    asked = PlanOptions(Goal(fraction=SHARE), solver=solver, cost="flops", time_limit=seconds, cache=False)
+    asked = PlanOptions(Fraction(SHARE), solver=solver, cost="flops", time_limit=seconds, cache=False)
     try:
         return plan_graph(graph, asked), True
     except InfeasibleBudget:
-        return plan_graph(graph, replace(asked, goal=Goal(least_memory=True))), False
+        return plan_graph(graph, replace(asked, goal=LeastMemory())), False
 
 
 def row(graph: Graph, solver: str, seconds: float) -> dict[str, str]:

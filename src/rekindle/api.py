@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import allowance
 from .arguments import choice
-from .ask import Goal, PlanOptions
+from .ask import Goal, LeastMemory, PlanOptions
 from .model.graph import Graph
 from .model.plan import Plan
 from .parts.plan import PartsPlan
@@ -155,7 +155,7 @@ def frontier(
 ) -> list[Plan]:
     """The whole memory/cost curve: plans in order of falling peak, none dominated by another. Arguments as in `plan`."""
     asked = PlanOptions(
-        Goal(least_memory=True),
+        LeastMemory(),
         solver=solver, cost=cost, effort=effort, time_limit=time_limit, seed=seed, cache=cache, parity=parity,
         progress=progress,
     )  # fmt: skip

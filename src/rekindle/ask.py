@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from numbers import Integral, Real
@@ -37,11 +38,11 @@ class Aim(NamedTuple):
     max_overhead: float | None = None
 
 
-class Goal:
-    """The aim of a plan: an object of one of the four classes below. `Goal(fraction=0.5)` makes the one that has this field.
+class Goal(ABC):
+    """The aim of a plan: an object of one of the four classes below.
 
     Each class has one field, by which files name the goal, and says as which `Aim` it counts on a graph. A new goal is one more
-    class in `GOALS`, with the argument of `parse` and the line of `from_json` that make it.
+    class, with the argument of `parse` and the line of `from_json` that make it.
     """
 
     budget: int | None = None
@@ -50,12 +51,9 @@ class Goal:
     least_memory: bool = False
     is_budget = False
 
-    def __new__(cls, *_: Any, **stated: Any) -> Goal:
-        return object.__new__(GOALS[next(iter(stated), "")] if cls is Goal else cls)
-
+    @abstractmethod
     def aim(self, resident: int, plain: int) -> Aim:
         """The goal on a graph with these resident bytes. plain : the plain step's activation peak."""
-        raise NotImplementedError
 
     @classmethod
     def parse(
@@ -150,15 +148,6 @@ class LeastMemory(Goal):
 
     def aim(self, resident: int, plain: int) -> Aim:
         return Aim()
-
-
-# The field of each class of goals, by which files name it.
-GOALS: dict[str, type[Goal]] = {
-    "budget": Budget,
-    "fraction": Fraction,
-    "max_overhead": MaxOverhead,
-    "least_memory": LeastMemory,
-}
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import rekindle
-from rekindle.ask import Goal
+from rekindle.ask import MaxOverhead
 from rekindle.model.graph import Graph
 from rekindle.parts.plan import Part, PartsPlan
 from rekindle.show.report import document
@@ -36,7 +36,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     head = rekindle.plan(blocks(3), 0.8, solver="every", cache=False)
     parts = PartsPlan(
         EVIL, (Part("blocks.0", (plan,)), Part("head", (head,))), 400 * PAGE, None,
-        30 * PAGE, None, 0.1, 0.0, Goal(max_overhead=0.1), "seconds", f"planned: {EVIL}", 1.0,
+        30 * PAGE, None, 0.1, 0.0, MaxOverhead(0.1), "seconds", f"planned: {EVIL}", 1.0,
     )  # fmt: skip
     parts.to_html(found["parts"], frontier=False)
     return found

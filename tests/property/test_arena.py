@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.ask import Goal, PlanOptions
+from rekindle.ask import LeastMemory, PlanOptions
 from rekindle.model import arena as arenas
 from rekindle.model.arena import plan_offsets
 from rekindle.model.graph import Graph, Op, Value
@@ -80,7 +80,7 @@ def test_what_lives_at_once_lies_apart(data: st.DataObject, graph: Graph, alignm
 
 @given(graphs())
 def test_a_plan_says_what_one_block_takes(graph: Graph) -> None:
-    plan = plan_graph(graph, PlanOptions(Goal(least_memory=True), solver="every"))
+    plan = plan_graph(graph, PlanOptions(LeastMemory(), solver="every"))
     assert plan.activation_peak_bytes <= plan.arena_bytes <= plan.sum_bytes
     assert schedule_document(plan, steps=False)["arena_bytes"] == plan.figures()["arena_bytes"] == plan.arena_bytes
 

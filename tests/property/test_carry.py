@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rekindle.ask import Goal, PlanOptions
+from rekindle.ask import Fraction, Goal, LeastMemory, MaxOverhead, PlanOptions
 from rekindle.errors import InfeasibleBudget
 from rekindle.model.graph import Graph, Op, Value
 from rekindle.model.judge import Simulation, simulate, simulate_plain
@@ -17,11 +17,11 @@ from rekindle.planning.planner import plan_graph
 from strategies import dags, examples, joint_graphs, schedules, sizes
 
 GOALS = [
-    Goal(fraction=0.7),
-    Goal(fraction=1.0),
-    Goal(max_overhead=0.3),
-    Goal(max_overhead=0.0),
-    Goal(least_memory=True),
+    Fraction(0.7),
+    Fraction(1.0),
+    MaxOverhead(0.3),
+    MaxOverhead(0.0),
+    LeastMemory(),
 ]
 
 
@@ -64,7 +64,7 @@ def test_nothing_carries_over_to_a_graph_that_differs_in_more_than_sizes(data: s
     target = replace(graph, ops=(*graph.ops[:i], other, *graph.ops[i + 1 :]))
     assert not alike(graph, target)
     assert not alike(target, graph)
-    goal = Goal(fraction=1.0)
+    goal = Fraction(1.0)
     assert carried_plan(target, PlanOptions(goal), [planned(graph, goal, "none")]) is None
 
 
@@ -85,7 +85,7 @@ def test_names_may_differ_where_the_fields_say_more() -> None:
 def test_a_carried_plan_keeps_the_goal_on_the_new_graph_at_least_cost(data: st.DataObject) -> None:
     graph = data.draw(joint_graphs())
     target, goal = data.draw(resized(graph)), data.draw(st.sampled_from(GOALS))
-    known = [planned(graph, Goal(least_memory=True)), planned(graph, Goal(fraction=1.0), "none")]
+    known = [planned(graph, LeastMemory()), planned(graph, Fraction(1.0), "none")]
     found = carried_plan(target, PlanOptions(goal, solver="dtr"), known)
     baseline = simulate(target, carried(known[1].schedule, graph, target)).peak_bytes  # type: ignore[arg-type]
     limit = goal.limit(target.resident_bytes, baseline - target.resident_bytes)
@@ -114,8 +114,8 @@ def test_a_carried_plan_keeps_the_goal_on_the_new_graph_at_least_cost(data: st.D
 def test_where_nothing_carries_over_a_search_serves_the_goal(data: st.DataObject) -> None:
     graph = data.draw(joint_graphs())
     target = data.draw(resized(graph))
-    options = PlanOptions(Goal(fraction=0.8), solver="dtr", effort="thorough", time_limit=60.0)
-    known = [planned(graph, Goal(fraction=1.0), "none")]
+    options = PlanOptions(Fraction(0.8), solver="dtr", effort="thorough", time_limit=60.0)
+    known = [planned(graph, Fraction(1.0), "none")]
     try:
         made = replan_graph(target, options, known)
     except InfeasibleBudget:

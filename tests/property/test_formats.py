@@ -16,13 +16,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from plan_documents import damaged, one_folder, toy, toy_plan
-from rekindle.ask import Goal, PlanOptions
+from rekindle.ask import Budget, Fraction, LeastMemory, MaxOverhead, PlanOptions
 from rekindle.errors import FormatError, RekindleError, UsageError
 from rekindle.model import files, formats
 from rekindle.model.graph import Graph, Op, Value
 from rekindle.model.judge import simulate
 from rekindle.model.plan import schedule_document
-from rekindle.planning.plan_files import load
+from rekindle.parts.files import load
 from rekindle.planning.planner import plan_graph
 from strategies import graphs, schedules
 
@@ -67,7 +67,7 @@ def test_modules_within_thousands_of_others(levels: int, tmp_path: Path) -> None
         (Op("a", (0,), (1,), module=path, target="aten.tanh.default"), Op("b", (1,), (2,), backward=True, module=path)),
         (2,),
     )
-    plan = plan_graph(graph, PlanOptions(Goal(least_memory=True), solver="none"))
+    plan = plan_graph(graph, PlanOptions(LeastMemory(), solver="none"))
     assert str(plan.explain())
     plan.to_html(tmp_path / "report.html")
     assert (tmp_path / "report.html").stat().st_size < 2**21
@@ -143,9 +143,7 @@ def test_files_that_are_not_there_or_of_another_kind_are_refused(tmp_path: Path)
 @one_folder
 def test_plan_round_trip(tmp_path: Path, data: st.DataObject) -> None:
     graph = data.draw(graphs())
-    goal = data.draw(
-        st.sampled_from([Goal(budget=2**40), Goal(fraction=1.0), Goal(max_overhead=0.5), Goal(least_memory=True)])
-    )
+    goal = data.draw(st.sampled_from([Budget(2**40), Fraction(1.0), MaxOverhead(0.5), LeastMemory()]))
     plan = plan_graph(
         graph, PlanOptions(goal, solver="none", cost=data.draw(st.sampled_from(["seconds", "flops", "unit"])))
     )
@@ -225,7 +223,7 @@ def test_a_schedule_of_more_work_than_any_step_is_refused_at_once(tmp_path: Path
     wide = 30_000
     values = (Value(1),) * (wide + 1)
     ops = (*(Op("f", (), (i,)) for i in range(wide)), Op("g", tuple(range(wide)), (wide,)))
-    plan = plan_graph(Graph(values, ops, (wide,)), PlanOptions(Goal(least_memory=True), solver="none"))
+    plan = plan_graph(Graph(values, ops, (wide,)), PlanOptions(LeastMemory(), solver="none"))
     doc = plan.to_json()
     doc["schedule"]["steps"] += [{"run": wide}] * 50_000
     formats.write_json(tmp_path / "plan.json", doc)

@@ -11,7 +11,7 @@ import pytest
 from extra_solver import extra_solver
 from graphs_by_hand import chain
 from rekindle import Graph, InfeasibleBudget, Op, Schedule, Value, bounds, simulate
-from rekindle.ask import Goal, PlanOptions
+from rekindle.ask import Budget, Fraction, Goal, LeastMemory, PlanOptions
 from rekindle.model.graph import BOUNDARY
 from rekindle.model.held import held_peak
 from rekindle.model.plan import Plan
@@ -56,7 +56,7 @@ def model() -> Graph:
     return replace(graph, ops=tuple(ops))
 
 
-@pytest.mark.parametrize("goal", [Goal(budget=9), Goal(budget=3), Goal(budget=0), Goal(fraction=0.01)])
+@pytest.mark.parametrize("goal", [Budget(9), Budget(3), Budget(0), Fraction(0.01)])
 def test_no_search_is_made_below_the_bound(slow: str, goal: Goal) -> None:
     graph = model()
     error = refused(graph, goal, slow)
@@ -78,11 +78,11 @@ def test_no_search_is_made_below_the_bound(slow: str, goal: Goal) -> None:
 def test_the_peak_that_an_error_names_is_reached_whatever_the_search_finds(slow: str, bytes_given: bool) -> None:
     """The error gives the budget as it was asked for: bytes for bytes, a share for a share."""
     graph = model()
-    goal = Goal(budget=3) if bytes_given else Goal(fraction=0.01)
+    goal = Budget(3) if bytes_given else Fraction(0.01)
     error = refused(graph, goal, slow)
     named = str(error).partition("budget=")[2].split(" ")[0]
     REGISTERED[slow] = replace(REGISTERED[slow], solve=lambda problem: [Schedule.baseline(problem.graph)])
-    found = planned(graph, Goal(budget=int(named)) if bytes_given else Goal(fraction=float(named)), slow)
+    found = planned(graph, Budget(int(named)) if bytes_given else Fraction(float(named)), slow)
     assert found.peak_bytes == error.smallest_peak
 
 
@@ -101,29 +101,29 @@ def test_a_peak_named_for_a_loop_that_holds_its_results_outlives_other_errors_an
     assert [held_peak(graph, s) for s in (saving, recomputing)] == [170, 240]
     proposed = [saving, recomputing]
     with extra_solver("forgetful", lambda problem: list(proposed)) as name:
-        held = PlanOptions(Goal(budget=0), solver=name)
+        held = PlanOptions(Budget(0), solver=name)
         with pytest.raises(InfeasibleBudget) as e:
             plan_graph(graph, held, bookkeeping=0)
         assert e.value.smallest_peak == 170
-        assert planned(graph, Goal(least_memory=True), name).peak_bytes == 140
-        assert refused(graph, Goal(fraction=0.01), name).smallest_peak == 140
+        assert planned(graph, LeastMemory(), name).peak_bytes == 140
+        assert refused(graph, Fraction(0.01), name).smallest_peak == 140
         proposed[:] = [wasteful]
-        assert plan_graph(graph, replace(held, goal=Goal(budget=170)), bookkeeping=0).peak_bytes == 170
+        assert plan_graph(graph, replace(held, goal=Budget(170)), bookkeeping=0).peak_bytes == 170
 
 
 def test_an_error_names_the_smallest_peak_that_any_search_has_found() -> None:
     graph = chain(90)
-    least = planned(graph, Goal(least_memory=True), "dtr").peak_bytes
+    least = planned(graph, LeastMemory(), "dtr").peak_bytes
     REGISTERED["dtr"] = replace(known := REGISTERED["dtr"], quick=lambda problem: [Schedule.baseline(problem.graph)])
     try:
-        assert refused(graph, Goal(budget=1), "dtr").smallest_peak == least
+        assert refused(graph, Budget(1), "dtr").smallest_peak == least
     finally:
         REGISTERED["dtr"] = known
 
 
 def test_a_budget_between_the_bound_and_all_that_is_found_says_so_in_the_same_words() -> None:
     graph = model()
-    error = refused(graph, Goal(budget=11), "chen-sqrt")
+    error = refused(graph, Budget(11), "chen-sqrt")
     said = str(error)
     assert "cannot be met: the certified bound is 10 B (10 bytes), 7 B of it held" in said
     assert "but solver 'chen-sqrt' found nothing that small; the smallest peak known" in said

@@ -8,7 +8,7 @@ from math import isclose
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rekindle.ask import Goal, PlanOptions
+from rekindle.ask import Budget, Fraction, Goal, LeastMemory, MaxOverhead, PlanOptions
 from rekindle.errors import InfeasibleBudget, UsageError
 from rekindle.model.graph import COSTS, Graph
 from rekindle.model.plan import Plan
@@ -18,10 +18,10 @@ from rekindle.planning.planner import plan_graph
 from strategies import dags, examples
 
 goals = st.one_of(
-    st.just(Goal(least_memory=True)),
-    st.builds(lambda x: Goal(max_overhead=x), st.floats(0, 3)),
-    st.builds(lambda x: Goal(fraction=x), st.floats(0.05, 1.0)),
-    st.builds(lambda x: Goal(budget=x), st.integers(1, 600)),
+    st.just(LeastMemory()),
+    st.builds(lambda x: MaxOverhead(x), st.floats(0, 3)),
+    st.builds(lambda x: Fraction(x), st.floats(0.05, 1.0)),
+    st.builds(lambda x: Budget(x), st.integers(1, 600)),
 )
 PLAIN_FIELDS = {"goal", "asked", "rewriting", "overhead", "flops_overhead", "least_overhead"}  # the others are equal
 
@@ -79,7 +79,7 @@ def test_a_plan_that_keeps_its_own_goal_keeps_the_asked_one(
     own = own_goal(goal, graph, plain, cost)
     if own is None:  # then each op once costs more than is asked for
         once = beside_captured(
-            plan_graph(graph, PlanOptions(Goal(least_memory=True), "none", cost, cache=False)),
+            plan_graph(graph, PlanOptions(LeastMemory(), "none", cost, cache=False)),
             Rewriting("", plain, ()), PlanOptions(goal, cost=cost),
         )  # fmt: skip
         assert goal.max_overhead is not None

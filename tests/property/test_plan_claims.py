@@ -17,14 +17,14 @@ from rich.console import Console
 from extra_solver import extra_solver
 from plan_documents import tampered, toy_plan
 from rekindle import bounds
-from rekindle.ask import Goal, PlanOptions
+from rekindle.ask import Fraction, Goal, LeastMemory, MaxOverhead, PlanOptions
 from rekindle.errors import FormatError
 from rekindle.model import formats
 from rekindle.model.graph import BOUNDARY, Graph, Op, Value
 from rekindle.model.plan import Plan
 from rekindle.model.schedule import Run, Schedule
+from rekindle.parts.files import load
 from rekindle.planning import certificates
-from rekindle.planning.plan_files import load
 from rekindle.planning.planner import plan_graph
 from rekindle.problem import Problem
 from rekindle.show import text
@@ -102,7 +102,7 @@ def wasteful() -> Iterator[str]:
 
 
 def test_a_certificate_that_is_not_proven_again_is_shown_as_such(tmp_path: Path, wasteful: str) -> None:
-    honest = plan_graph(chain(12), PlanOptions(Goal(least_memory=True), solver=wasteful))
+    honest = plan_graph(chain(12), PlanOptions(LeastMemory(), solver=wasteful))
     path = tmp_path / "plan.json"
     honest.save(path)
     again = load(path)
@@ -126,9 +126,7 @@ def test_a_certificate_that_is_not_proven_again_is_shown_as_such(tmp_path: Path,
     assert load(path).verified, "less than what is proven may be claimed"
 
 
-@pytest.mark.parametrize(
-    "goal", [Goal(least_memory=True), Goal(max_overhead=0.2), Goal(fraction=1.0), Goal(fraction=0.6)]
-)
+@pytest.mark.parametrize("goal", [LeastMemory(), MaxOverhead(0.2), Fraction(1.0), Fraction(0.6)])
 def test_an_honest_certificate_is_proven_again(tmp_path: Path, goal: Goal) -> None:
     for solver in ("exact", "rotor"):
         plan_graph(chain(8), PlanOptions(goal, solver=solver)).save(tmp_path / "plan.json")
@@ -137,7 +135,7 @@ def test_an_honest_certificate_is_proven_again(tmp_path: Path, goal: Goal) -> No
 
 def lie_about(length: int, path: Path) -> Plan:
     """A plan of a chain, loaded from a file that says that it is optimal, which no short search proves."""
-    plan = plan_graph(chain(length), PlanOptions(Goal(max_overhead=0.4), solver="chen-sqrt"))
+    plan = plan_graph(chain(length), PlanOptions(MaxOverhead(0.4), solver="chen-sqrt"))
     formats.write_json(path, claimed(plan, plan.peak_bytes, "optimal"))
     with mock.patch.object(certificates, "holds", return_value=True):
         return load(path)
@@ -177,7 +175,7 @@ def test_names_in_a_plan_are_printed_and_not_obeyed(tmp_path: Path) -> None:
     evil = "\x1b[2J\x07\r\u202e\ud800"
     graph = chain(8)
     ops = tuple(replace(o, name=o.name + evil) if o.name != BOUNDARY else o for o in graph.ops)
-    plan = plan_graph(replace(graph, ops=ops, name=evil), PlanOptions(Goal(least_memory=True), solver="none"))
+    plan = plan_graph(replace(graph, ops=ops, name=evil), PlanOptions(LeastMemory(), solver="none"))
     plan.save(tmp_path / "plan.json")
     again = load(tmp_path / "plan.json")
     assert again == plan

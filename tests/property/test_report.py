@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from rekindle.ask import Goal, PlanOptions
+from rekindle.ask import Budget, Fraction, LeastMemory, PlanOptions
 from rekindle.errors import UsageError
 from rekindle.model.graph import BOUNDARY, Graph, Op, Value
 from rekindle.model.judge import simulate
@@ -55,7 +55,7 @@ def segments(graph: Graph, length: int, each: int) -> Schedule:
 
 def plans() -> list[Plan]:
     graph = chain(12)
-    plain = plan_graph(graph, PlanOptions(Goal(budget=2**40), solver="none"))
+    plain = plan_graph(graph, PlanOptions(Budget(2**40), solver="none"))
     other = simulate(graph, segments(graph, 12, 3))
     cheap = replace(plain, peak_bytes=other.peak_bytes, overhead=other.overhead, flops_overhead=other.flops_overhead)
     return [plain, cheap]
@@ -225,17 +225,17 @@ def test_tables_say_the_figures() -> None:
 
 def test_a_plan_at_the_floor_names_the_op_to_split() -> None:
     graph = chain(12)
-    least = plan_graph(graph, PlanOptions(Goal(least_memory=True), solver="rotor"))
+    least = plan_graph(graph, PlanOptions(LeastMemory(), solver="rotor"))
     assert least.splitting_op.startswith("b")
     assert re.search(f"to go lower, split +{least.splitting_op}:", str(least))
-    assert plan_graph(graph, PlanOptions(Goal(fraction=1.0), solver="none")).splitting_op == ""
+    assert plan_graph(graph, PlanOptions(Fraction(1.0), solver="none")).splitting_op == ""
 
 
 def test_names_that_a_terminal_or_a_browser_would_obey_are_only_shown() -> None:
     evil = "\x1b[2J\x00\ud800</text><script>alert(1)</script>"
     graph = replace(chain(3), name=evil)
     graph = replace(graph, ops=tuple(replace(o, name=o.name + evil) if o.name != BOUNDARY else o for o in graph.ops))
-    plan = plan_graph(graph, PlanOptions(Goal(least_memory=True), solver="none"))
+    plan = plan_graph(graph, PlanOptions(LeastMemory(), solver="none"))
     for picture in (memory_timeline(graph, plan.schedule, title=evil), frontier_svg([plan], title=evil)):
         parsed(picture)
     html = replace(plan, bound_op=evil)._repr_html_()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import fx, nn
 
 import rekindle
-from rekindle.ask import Goal
+from rekindle.ask import Goal, LeastMemory, MaxOverhead
 from rekindle.errors import PlanMismatch
 from rekindle.model.plan import Plan
 from rekindle.model.rewriting import SLICES, Rewrite
@@ -45,9 +45,7 @@ nets: st.SearchStrategy[Net] = st.one_of(
         smoothing=st.sampled_from((0.0, 0.1)),
     ),
 )  # fmt: skip
-goals = st.one_of(
-    st.just(Goal(least_memory=True)), st.builds(lambda x: Goal(max_overhead=x), st.sampled_from((0.1, 0.5)))
-)
+goals = st.one_of(st.just(LeastMemory()), st.builds(lambda x: MaxOverhead(x), st.sampled_from((0.1, 0.5))))
 
 
 @pytest.fixture(autouse=True, scope="module")

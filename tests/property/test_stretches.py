@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from graphs_by_hand import chain, unrolled
 from rekindle import Graph, InfeasibleBudget, Op, Schedule, Value, simulate
-from rekindle.ask import Goal, PlanOptions
+from rekindle.ask import Fraction, Goal, LeastMemory, MaxOverhead, PlanOptions
 from rekindle.planning.planner import plan_graph
 from rekindle.portfolio import recent, way_down
 from rekindle.portfolio.point_seeds import postponed
@@ -61,7 +61,7 @@ def test_more_overhead_never_gives_a_larger_plan(graph: Graph, effort: str, data
     assert all(peaks[a] >= peaks[b] for a, b in itertools.pairwise(sorted(allowed)))
 
 
-goals = st.sampled_from([Goal(least_memory=True), Goal(fraction=0.3), Goal(fraction=0.6), Goal(max_overhead=0.1)])
+goals = st.sampled_from([LeastMemory(), Fraction(0.3), Fraction(0.6), MaxOverhead(0.1)])
 
 
 @examples(40)

@@ -15,14 +15,14 @@ from extra_solver import extra_solver
 from graphs_by_hand import chain
 from plan_documents import tampered, toy_plan
 from rekindle import Graph, Schedule, simulate
-from rekindle.ask import Goal, PlanOptions
+from rekindle.ask import Budget, Fraction, Goal, LeastMemory, MaxOverhead, PlanOptions
 from rekindle.errors import FormatError, InfeasibleBudget
 from rekindle.model import formats
 from rekindle.model.graph import BOUNDARY, Op
 from rekindle.model.op_names import op_words, op_words_of, operator_name
 from rekindle.model.plan import Plan
+from rekindle.parts.files import load
 from rekindle.planning.frontiers import frontier_graph
-from rekindle.planning.plan_files import load
 from rekindle.planning.planner import plan_graph
 from rekindle.saying.shares import percent, percent_down
 from rekindle.saying.sizes import of_bytes
@@ -31,7 +31,7 @@ from strategies import examples, graphs
 EPS = 1e-9
 
 
-TIGHT = Goal(fraction=0.2)  # of `chain(70)`: `dtr` keeps it, and costs more than is certified
+TIGHT = Fraction(0.2)  # of `chain(70)`: `dtr` keeps it, and costs more than is certified
 
 
 def planned(goal: Goal, solver: str = "dtr", graph: Graph | None = None, **how: Any) -> Plan:
@@ -41,11 +41,11 @@ def planned(goal: Goal, solver: str = "dtr", graph: Graph | None = None, **how: 
 @examples(60)
 @given(graph=graphs(), share=st.floats(0.2, 1), cost=st.sampled_from(["seconds", "flops", "unit"]))
 def test_no_schedule_within_the_budget_costs_less_than_certified(graph: Graph, share: float, cost: str) -> None:
-    goal = Goal(fraction=share)
+    goal = Fraction(share)
     try:
         planned(goal, "dtr", graph, cost=cost)
     except InfeasibleBudget:
-        goal = Goal(fraction=1.0)  # the plain step keeps it
+        goal = Fraction(1.0)  # the plain step keeps it
     best = planned(goal, "exact", graph, cost=cost)
     other = planned(goal, "dtr", graph, cost=cost)
     assert best.least_overhead <= best.overhead + EPS
@@ -56,8 +56,8 @@ def test_no_schedule_within_the_budget_costs_less_than_certified(graph: Graph, s
 @examples(20)
 @given(graph=graphs())
 def test_no_schedule_within_a_plan_of_the_curve_costs_less_than_certified(graph: Graph) -> None:
-    for plan in frontier_graph(graph, PlanOptions(Goal(least_memory=True), solver="dtr")):
-        best = planned(Goal(budget=plan.peak_bytes), "exact", graph)
+    for plan in frontier_graph(graph, PlanOptions(LeastMemory(), solver="dtr")):
+        best = planned(Budget(plan.peak_bytes), "exact", graph)
         assert plan.least_overhead <= best.overhead + EPS
         assert plan.status == "feasible" or plan.overhead <= best.overhead + EPS
 
@@ -73,14 +73,14 @@ def test_a_budgets_sentence_gives_the_certified_least_extra_time() -> None:
     )
     assert "best possible" not in plan.sentence
     assert f"at least, in this budget  {percent_down(plan.least_overhead)} step time" in str(plan)
-    plain = planned(Goal(budget=10**6), cost="flops")
+    plain = planned(Budget(10**6), cost="flops")
     assert plain.sentence.startswith(
         f"fits: {plain.peak_bytes} B of 976.6 KiB, +0.0 % FLOPs (proven the least), solved"
     )
 
 
 def test_other_goals_say_up_to_which_cost_the_bound_holds() -> None:
-    plan = planned(Goal(max_overhead=0.35))
+    plan = planned(MaxOverhead(0.35))
     most = percent_down(plan.overhead)
     start = f"takes {plan.peak_bytes} B, {percent(plan.overhead)} step time, "
     assert plan.sentence.startswith(f"{start}no schedule with at most {most} goes below {plan.bound_bytes} B, ")
@@ -88,18 +88,18 @@ def test_other_goals_say_up_to_which_cost_the_bound_holds() -> None:
         f"no schedule below +{plan.bound_bytes} B at up to {re.escape(most)}, set by {plan.bound_op}\n", str(plan)
     )
     assert plan.least_overhead == 0
-    least = planned(Goal(least_memory=True), "exact", chain(4))
+    least = planned(LeastMemory(), "exact", chain(4))
     assert least.status == "optimal"
     assert ", proven the smallest, solved in" in least.sentence
 
 
 def test_the_smallest_peak_that_the_search_met_is_reachable() -> None:
-    plan = planned(Goal(fraction=0.3))
+    plan = planned(Fraction(0.3))
     assert plan.smallest_known_bytes is not None
     assert plan.smallest_known_bytes < plan.peak_bytes
-    assert planned(Goal(budget=plan.smallest_known_bytes)).peak_bytes <= plan.smallest_known_bytes
+    assert planned(Budget(plan.smallest_known_bytes)).peak_bytes <= plan.smallest_known_bytes
     with extra_solver("only-one", lambda problem: [Schedule.baseline(problem.graph)]) as name:
-        plain = planned(Goal(fraction=1.0), name)
+        plain = planned(Fraction(1.0), name)
     assert plain.smallest_known_bytes is None
     assert "smallest" not in plain.sentence
 
@@ -161,6 +161,6 @@ def test_an_op_is_named_by_its_place_its_operator_and_its_shape() -> None:
 
 def test_the_judge_and_the_certificate_agree_on_a_step_without_costs() -> None:
     graph = chain(12).with_costs([0.0] * len(chain(12).ops), [0] * len(chain(12).ops))
-    plan = planned(Goal(fraction=0.6), graph=graph)
+    plan = planned(Fraction(0.6), graph=graph)
     assert (plan.overhead, plan.least_overhead, plan.status) == (0.0, 0.0, "optimal")
     assert simulate(graph, plan.schedule).peak_bytes == plan.peak_bytes

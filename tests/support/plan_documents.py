@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from command_line import step
-from rekindle.ask import Goal, PlanOptions
+from rekindle.ask import Budget, LeastMemory, PlanOptions
 from rekindle.model import formats
 from rekindle.model.graph import Graph, Op, Value
 from rekindle.model.plan import Plan
@@ -31,7 +31,7 @@ def toy() -> Graph:
 
 
 def toy_plan() -> Plan:
-    return plan_graph(toy(), PlanOptions(Goal(budget=4096), solver="none"))
+    return plan_graph(toy(), PlanOptions(Budget(4096), solver="none"))
 
 
 def places(doc: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -68,9 +68,9 @@ def tampered(tmp_path: Path, **fields: Any) -> Path:
 
 def parts_plan(baseline: int | None = 900, paths: tuple[str, ...] = ("h.0", "h.1", "h.2")) -> PartsPlan:
     """Equal parts that recompute what they can, and one that runs again whole."""
-    own = plan_graph(step(), PlanOptions(Goal(least_memory=True), solver="exact"))
+    own = plan_graph(step(), PlanOptions(LeastMemory(), solver="exact"))
     parts = (*(Part(path, (own,)) for path in paths), Part("head", again=True))
     return PartsPlan(
         "Model", parts, peak_bytes=700, measured_bytes=690, resident_bytes=300, baseline_peak_bytes=baseline, overhead=0.25,
-        least_overhead=0.0, goal=Goal(budget=800), cost="seconds", covered="planned: 3 of 4 parts", solve_seconds=1.0,
+        least_overhead=0.0, goal=Budget(800), cost="seconds", covered="planned: 3 of 4 parts", solve_seconds=1.0,
     )  # fmt: skip

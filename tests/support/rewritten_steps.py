@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from rekindle.ask import Goal, PlanOptions, TraceOptions
+from rekindle.ask import LeastMemory, PlanOptions, TraceOptions
 from rekindle.model.plan import Plan
 from rekindle.model.rewriting import SLICES, Rewrite, Rewriting
 from rekindle.planning.own_terms import beside_captured, own_goal, plain_figures
@@ -23,7 +23,7 @@ from rekindle.torch.run import stages
 from rekindle.torch.serve.plan_trace import bookkeeping
 from rekindle.torch.trace import Trace, call_arguments, trace_call
 
-OPTIONS = PlanOptions(Goal(least_memory=True), "storages", "flops", effort="quick", time_limit=0.1, cache=False)
+OPTIONS = PlanOptions(LeastMemory(), "storages", "flops", effort="quick", time_limit=0.1, cache=False)
 
 
 def traced(model: nn.Module, sample: Any) -> Trace:

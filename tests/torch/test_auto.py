@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from graphs_by_hand import chain, unrolled
 from marks import few, sweep
 from rekindle import Graph, InfeasibleBudget, Op, Schedule, Value, bounds, frontier, plan, simulate
-from rekindle.ask import Goal, PlanOptions
+from rekindle.ask import Budget, LeastMemory, PlanOptions
 from rekindle.exact import search as exact
 from rekindle.kernels import hong
 from rekindle.kernels import modes as kernel
@@ -79,7 +79,7 @@ def test_long_chains_are_not_worse_than_what_is_published_for_them() -> None:
     for name in ("chen-sqrt", "chen-recursive", "revolve"):
         theirs = [simulate(graph, s) for s in registry.get(name).solve(Problem(graph, weights, whole=True))]
         least = min(theirs, key=lambda j: (j.peak_bytes, j.overhead))
-        found = plan_graph(graph, PlanOptions(Goal(budget=least.peak_bytes)))
+        found = plan_graph(graph, PlanOptions(Budget(least.peak_bytes)))
         assert found.overhead <= least.overhead + 1e-9
 
 
@@ -146,7 +146,7 @@ def test_small_graphs_get_the_best_modes(graph: Graph) -> None:
         runs = d.runs(modes)
         assert runs is not None
         best = min(best, simulate(graph, Schedule.from_runs(graph, runs)).peak_bytes)
-    assert plan_graph(graph, PlanOptions(Goal(least_memory=True))).peak_bytes <= best
+    assert plan_graph(graph, PlanOptions(LeastMemory())).peak_bytes <= best
 
 
 @pytest.mark.usefixtures("effort")
@@ -210,7 +210,7 @@ def test_small_graphs_are_solved_exactly(graph: Graph) -> None:
     best = exact.solve(graph, graph.weights(), limit, safe=True)
     assert best.proven, "graphs of two dozen ops"
     assume(best.schedule is not None)
-    found = plan_graph(graph, PlanOptions(Goal(budget=limit)))
+    found = plan_graph(graph, PlanOptions(Budget(limit)))
     assert found.peak_bytes <= limit
     assert found.seconds <= simulate(graph, best.schedule).seconds
 

@@ -12,7 +12,7 @@ import rekindle
 from graphs_by_hand import unrolled
 from marks import sweep
 from rekindle import Schedule, bounds, simulate, zoo
-from rekindle.ask import Goal, PlanOptions
+from rekindle.ask import Budget, LeastMemory, MaxOverhead, PlanOptions
 from rekindle.planning import registry
 from rekindle.planning.frontiers import CLOSER_MOST_OPS
 from rekindle.planning.planner import plan_graph
@@ -38,9 +38,9 @@ def test_what_fits_by_one_cost_fits_by_another() -> None:
             return x + self.mlp(x)
 
     graph = rekindle.trace(Block(), torch.randn(8, 128, 64), target="rtx2080ti").graph
-    least = min(plan_graph(graph, PlanOptions(Goal(least_memory=True), cost=c)).peak_bytes for c in ("seconds", "unit"))
-    assert plan_graph(graph, PlanOptions(Goal(least_memory=True), cost="flops")).peak_bytes <= least
-    assert plan_graph(graph, PlanOptions(Goal(budget=least), cost="flops")).peak_bytes <= least
+    least = min(plan_graph(graph, PlanOptions(LeastMemory(), cost=c)).peak_bytes for c in ("seconds", "unit"))
+    assert plan_graph(graph, PlanOptions(LeastMemory(), cost="flops")).peak_bytes <= least
+    assert plan_graph(graph, PlanOptions(Budget(least), cost="flops")).peak_bytes <= least
 
 
 def _small_resnet() -> rekindle.Trace:
@@ -74,8 +74,8 @@ def test_within_a_budget_that_only_another_cost_reaches_the_cheapest_is_taken() 
 @sweep
 def test_within_an_overhead_nothing_is_dearer_than_at_the_peak_it_reaches() -> None:
     graph = rekindle.trace(*models.make("gpt")).graph
-    small = plan_graph(graph, PlanOptions(Goal(max_overhead=0.5), cost="flops"))
-    cheap = plan_graph(graph, PlanOptions(Goal(budget=small.peak_bytes), cost="flops"))
+    small = plan_graph(graph, PlanOptions(MaxOverhead(0.5), cost="flops"))
+    cheap = plan_graph(graph, PlanOptions(Budget(small.peak_bytes), cost="flops"))
     assert (cheap.peak_bytes, cheap.overhead) >= (small.peak_bytes, small.overhead - 1e-9)
 
 
@@ -83,7 +83,7 @@ def test_within_an_overhead_nothing_is_dearer_than_at_the_peak_it_reaches() -> N
 def test_the_frontier_ends_where_the_least_memory_is() -> None:
     """It ended where the first sweep did: at the U-Net's quarter it was twice as dear as a plan."""
     graph = rekindle.trace(*zoo.load("unet", fake=True, batch=2, image=32, width=8, depth=3), target="rtx2080ti").graph
-    least = plan_graph(graph, PlanOptions(Goal(least_memory=True), cost="unit"))
+    least = plan_graph(graph, PlanOptions(LeastMemory(), cost="unit"))
     assert rekindle.frontier(graph, cost="unit")[-1].peak_bytes == least.peak_bytes
 
 
@@ -113,9 +113,9 @@ def test_near_the_floor_one_search_alone_is_no_better(
 ) -> None:
     """There moves from plans that hold more lead nowhere: a beam alone was cheaper by a fourth, DTR by half."""
     graph = rekindle.trace(*zoo.load(name, fake=True, **options), target="rtx2080ti").graph
-    smallest = plan_graph(graph, PlanOptions(Goal(least_memory=True), solver=solver, cost=cost))
+    smallest = plan_graph(graph, PlanOptions(LeastMemory(), solver=solver, cost=cost))
     budget = graph.resident_bytes + int(more * smallest.activation_peak_bytes)
-    goal = Goal(budget=budget)
+    goal = Budget(budget)
     ours = plan_graph(graph, PlanOptions(goal, cost=cost, effort="thorough"))
     theirs = plan_graph(graph, PlanOptions(goal, solver=solver, cost=cost))
     assert ours.overhead <= min(theirs.overhead, smallest.overhead)

@@ -8,7 +8,7 @@ from torch import nn
 
 import rekindle
 from rekindle import Graph, Schedule, simulate
-from rekindle.ask import Goal, PlanOptions
+from rekindle.ask import Fraction, MaxOverhead, PlanOptions
 from rekindle.exact import search as exact
 from rekindle.planning.planner import plan_graph
 
@@ -38,7 +38,7 @@ def block() -> Graph:
 @pytest.mark.parametrize(("cost", "most"), [("flops", 0.17), ("unit", 0.19)])
 def test_half_the_memory_of_a_block_is_certified(block: Graph, cost: str, most: float) -> None:
     assert len(block.ops) <= 60
-    plan = plan_graph(block, PlanOptions(Goal(fraction=0.5), cost=cost))
+    plan = plan_graph(block, PlanOptions(Fraction(0.5), cost=cost))
     assert plan.gap <= 0.05
     assert plan.overhead <= most  # searches alone end at 0.32 and 0.25
 
@@ -59,18 +59,18 @@ class Gated(nn.Module):
 @pytest.mark.parametrize("cost", ["seconds", "flops"])
 def test_half_the_memory_of_gated_blocks_is_certified(cost: str) -> None:
     graph = rekindle.trace(nn.Sequential(Gated(), Gated()), torch.randn(8, 64, 64), target="rtx2080ti").graph
-    assert plan_graph(graph, PlanOptions(Goal(fraction=0.5), cost=cost)).gap <= 0.05
+    assert plan_graph(graph, PlanOptions(Fraction(0.5), cost=cost)).gap <= 0.05
 
 
 def test_small_values_do_not_stand_in_the_way_of_a_certificate() -> None:
     """On this narrow block biases and statistics are a few thousandths of all bytes: enough to hide the bound once."""
     graph = rekindle.trace(Block(32, 2), torch.randn(2, 32, 32), target="rtx2080ti").graph
-    assert plan_graph(graph, PlanOptions(Goal(fraction=0.5), cost="flops", effort="thorough")).gap <= 0.01
+    assert plan_graph(graph, PlanOptions(Fraction(0.5), cost="flops", effort="thorough")).gap <= 0.01
 
 
 @pytest.mark.parametrize("fraction", [0.5, 0.6])
 def test_a_round_fraction_is_answered_as_the_exact_search_does(block: Graph, fraction: float) -> None:
-    plan = plan_graph(block, PlanOptions(Goal(fraction=fraction), cost="unit"))
+    plan = plan_graph(block, PlanOptions(Fraction(fraction), cost="unit"))
     plain = simulate(block, Schedule.baseline(block)).peak_bytes - block.resident_bytes
     limit = block.resident_bytes + int(fraction * plain)
     best = exact.solve(block, block.weights("unit"), limit, nodes=100_000, safe=True).schedule
@@ -79,9 +79,7 @@ def test_a_round_fraction_is_answered_as_the_exact_search_does(block: Graph, fra
 
 
 def test_more_overhead_is_never_larger_below_what_the_searches_reach(block: Graph) -> None:
-    peaks = [plan_graph(block, PlanOptions(Goal(max_overhead=x), cost="flops")).peak_bytes for x in (0.15, 0.2, 0.4)]
+    peaks = [plan_graph(block, PlanOptions(MaxOverhead(x), cost="flops")).peak_bytes for x in (0.15, 0.2, 0.4)]
     assert peaks == sorted(peaks, reverse=True)
-    within = plan_graph(block, PlanOptions(Goal(fraction=0.5), cost="flops"))
-    assert (
-        plan_graph(block, PlanOptions(Goal(max_overhead=within.overhead), cost="flops")).peak_bytes <= within.peak_bytes
-    )
+    within = plan_graph(block, PlanOptions(Fraction(0.5), cost="flops"))
+    assert plan_graph(block, PlanOptions(MaxOverhead(within.overhead), cost="flops")).peak_bytes <= within.peak_bytes

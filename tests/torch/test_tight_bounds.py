@@ -8,7 +8,7 @@ from torch import nn
 
 import rekindle
 from rekindle import Plan
-from rekindle.ask import Goal, PlanOptions
+from rekindle.ask import Fraction, PlanOptions
 from rekindle.bounds.staged import staged
 from rekindle.planning.planner import plan_graph
 
@@ -17,7 +17,7 @@ from rekindle.planning.planner import plan_graph
 def plan() -> Plan:
     model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4)))
     graph = rekindle.trace(model, torch.ones(256, 8), target="h200").graph
-    return plan_graph(graph, PlanOptions(Goal(fraction=0.75), solver="exact"))
+    return plan_graph(graph, PlanOptions(Fraction(0.75), solver="exact"))
 
 
 @pytest.mark.parametrize("stages", [1, 6, 12])

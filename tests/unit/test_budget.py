@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from fractions import Fraction
+from fractions import Fraction as Ratio
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rekindle.ask import Goal
+from rekindle.ask import Budget, Fraction, Goal, MaxOverhead
 from rekindle.cli.options import read_goal
 from rekindle.errors import UsageError
 from rekindle.saying.sizes import parse_bytes
@@ -23,28 +23,28 @@ def kind(x: Any) -> str:
 @pytest.mark.parametrize(
     ("budget", "goal"),
     [
-        ("8GiB", Goal(budget=8 << 30)),
-        ("8 gb", Goal(budget=8 * 10**9)),
-        ("1.5GiB", Goal(budget=3 << 29)),
-        ("1.1GiB", Goal(budget=1181116006)),
-        ("0.1KB", Goal(budget=100)),
-        (" 123456 ", Goal(budget=123456)),
-        ("9007199254740993", Goal(budget=2**53 + 1)),
-        ("4611686018427387904", Goal(budget=2**62)),
-        (2**62, Goal(budget=2**62)),
-        ("0", Goal(budget=0)),
-        (0, Goal(budget=0)),
-        ("1", Goal(budget=1)),
-        ("1.", Goal(fraction=1.0)),
-        ("1.0", Goal(fraction=1.0)),
-        ("0.5", Goal(fraction=0.5)),
-        (".5", Goal(fraction=0.5)),
-        (0.5, Goal(fraction=0.5)),
-        (Fraction(1, 2), Goal(fraction=0.5)),
-        (np.float32(0.5), Goal(fraction=0.5)),
-        (np.float64(0.5), Goal(fraction=0.5)),
-        (np.int64(5), Goal(budget=5)),
-        (np.uint8(5), Goal(budget=5)),
+        ("8GiB", Budget(8 << 30)),
+        ("8 gb", Budget(8 * 10**9)),
+        ("1.5GiB", Budget(3 << 29)),
+        ("1.1GiB", Budget(1181116006)),
+        ("0.1KB", Budget(100)),
+        (" 123456 ", Budget(123456)),
+        ("9007199254740993", Budget(2**53 + 1)),
+        ("4611686018427387904", Budget(2**62)),
+        (2**62, Budget(2**62)),
+        ("0", Budget(0)),
+        (0, Budget(0)),
+        ("1", Budget(1)),
+        ("1.", Fraction(1.0)),
+        ("1.0", Fraction(1.0)),
+        ("0.5", Fraction(0.5)),
+        (".5", Fraction(0.5)),
+        (0.5, Fraction(0.5)),
+        (Ratio(1, 2), Fraction(0.5)),
+        (np.float32(0.5), Fraction(0.5)),
+        (np.float64(0.5), Fraction(0.5)),
+        (np.int64(5), Budget(5)),
+        (np.uint8(5), Budget(5)),
     ],
 )
 def test_budgets_that_make_sense(budget: Any, goal: Goal) -> None:
@@ -80,9 +80,9 @@ def test_overheads_that_make_no_sense(most: Any) -> None:
         Goal.parse(max_overhead=most)
 
 
-@pytest.mark.parametrize("most", [0, 0.1, np.float32(0.5), np.int8(1), Fraction(1, 8)])
+@pytest.mark.parametrize("most", [0, 0.1, np.float32(0.5), np.int8(1), Ratio(1, 8)])
 def test_overheads_of_any_kind_of_number(most: Any) -> None:
-    assert Goal.parse(max_overhead=most) == Goal(max_overhead=float(most))
+    assert Goal.parse(max_overhead=most) == MaxOverhead(float(most))
 
 
 @pytest.mark.parametrize("what", [3, "time", b"memory", ["memory"], True, np.array(["memory", "x"])])

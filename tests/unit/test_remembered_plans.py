@@ -19,7 +19,7 @@ import rekindle
 from command_line import Ran, step
 from extra_solver import extra_solver
 from rekindle import InfeasibleBudget
-from rekindle.ask import Goal, PlanOptions
+from rekindle.ask import Budget, Fraction, Goal, LeastMemory, MaxOverhead, PlanOptions
 from rekindle.model.graph import Graph
 from rekindle.model.judge import simulate
 from rekindle.model.schedule import Schedule
@@ -29,8 +29,8 @@ from rekindle.planning.planner import plan_graph
 from rekindle.problem import REGISTERED, Problem
 
 SOLVER = "exact"
-LEAST = PlanOptions(Goal(least_memory=True), solver=SOLVER)
-GOALS = [Goal(budget=140), Goal(fraction=0.9), Goal(max_overhead=0.5), Goal(least_memory=True)]
+LEAST = PlanOptions(LeastMemory(), solver=SOLVER)
+GOALS = [Budget(140), Fraction(0.9), MaxOverhead(0.5), LeastMemory()]
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def other_costs() -> Graph:
 
 
 OTHER_REQUESTS: dict[str, Callable[[], Any]] = {
-    "goal": lambda: plan_graph(step(), replace(LEAST, goal=Goal(max_overhead=0.25))),
+    "goal": lambda: plan_graph(step(), replace(LEAST, goal=MaxOverhead(0.25))),
     "cost": lambda: plan_graph(step(), replace(LEAST, cost="flops")),
     "effort": lambda: plan_graph(step(), replace(LEAST, effort="quick")),
     "parity": lambda: plan_graph(step(), replace(LEAST, parity="close")),
@@ -116,7 +116,7 @@ def test_another_request_is_another_search(folder: Path, searches: list[Problem]
 
 
 def test_bytes_to_spare_are_part_of_the_request(folder: Path, searches: list[Problem]) -> None:
-    options = replace(LEAST, goal=Goal(budget=1000))
+    options = replace(LEAST, goal=Budget(1000))
     for spare in (None, 0, 8):
         searches.clear()
         plan_graph(step(), options, bookkeeping=spare)
@@ -165,7 +165,7 @@ def test_the_command_line_says_no_cache(
 def test_a_hopeless_request_is_not_remembered(folder: Path) -> None:
     for _ in range(2):
         with pytest.raises(InfeasibleBudget):
-            plan_graph(step(), replace(LEAST, goal=Goal(budget=101)))
+            plan_graph(step(), replace(LEAST, goal=Budget(101)))
     assert not folder.exists()
 
 
@@ -261,7 +261,7 @@ WRONG: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_file_counts_as_absent_and_is_replaced(folder: Path, searches: list[Problem], name: str) -> None:
-    options = replace(LEAST, goal=Goal(budget=140))
+    options = replace(LEAST, goal=Budget(140))
     first = plan_graph(step(), options)
     WRONG[name](the_file(folder))
     searches.clear()
@@ -276,7 +276,7 @@ def test_a_wrong_file_counts_as_absent_and_is_replaced(folder: Path, searches: l
 
 def test_a_bound_is_proven_and_not_read(folder: Path, searches: list[Problem]) -> None:
     """A file cannot strengthen a certificate. One that claims less gets less proven, and what is said is true."""
-    options = replace(LEAST, goal=Goal(max_overhead=0.5))
+    options = replace(LEAST, goal=MaxOverhead(0.5))
     plan_graph(step(), options)
     wasteful = Schedule.from_runs(step(), [*range(3), 1, 2, *range(3, 7)])
     with_schedule(wasteful)(the_file(folder))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import rekindle
 from command_line import Ran
-from rekindle.ask import Goal
+from rekindle.ask import LeastMemory, MaxOverhead
 from rekindle.errors import FormatError, UsageError
 from rekindle.explain import explain_schedule
 from rekindle.explain.holding import peak
@@ -172,9 +172,7 @@ def test_the_report_of_7000_ops_stays_small() -> None:
     planned = Schedule.from_runs(graph, runs)
     judged = simulate(graph, planned)
     plain = rekindle.plan(graph, 1.0, solver="none", cache=False)
-    plan = replace(
-        plain, schedule=planned, peak_bytes=judged.peak_bytes, overhead=judged.overhead, goal=Goal(least_memory=True)
-    )
+    plan = replace(plain, schedule=planned, peak_bytes=judged.peak_bytes, overhead=judged.overhead, goal=LeastMemory())
     page = report(plan, frontier=[plan] * 24)
     assert len(page.encode()) < 3_000_000
 
@@ -183,7 +181,7 @@ def test_plans_of_parts_have_a_section_for_each_different_part(plan: Plan, tmp_p
     other = rekindle.plan(blocks(3), 0.8, solver="every", cache=False)
     parts = PartsPlan(
         "Model", (Part("blocks.0", (plan,)), Part("blocks.1", (plan,)), Part("head", (other,)), Part("x", again=True)),
-        400 * PAGE, None, 30 * PAGE, None, 0.1, 0.0, Goal(max_overhead=0.1), "seconds", "planned: 3 of 4 parts", 1.0,
+        400 * PAGE, None, 30 * PAGE, None, 0.1, 0.0, MaxOverhead(0.1), "seconds", "planned: 3 of 4 parts", 1.0,
     )  # fmt: skip
     parts.to_html(tmp_path / "report.html", frontier=False)
     data = data_of((tmp_path / "report.html").read_text())
@@ -279,5 +277,5 @@ def test_the_command_refuses_early(plan: Plan, tmp_path: Path, capfd: pytest.Cap
 
 def test_equal_plans_of_parts_are_one(plan: Plan) -> None:
     parts = (Part("a.0", (plan,)), Part("a.1", (replace(plan),)))
-    whole = PartsPlan("M", parts, 1, None, 0, None, 0.0, 0.0, Goal(max_overhead=0.1), "seconds", "", 0.0)
+    whole = PartsPlan("M", parts, 1, None, 0, None, 0.0, 0.0, MaxOverhead(0.1), "seconds", "", 0.0)
     assert [paths for _, paths in whole.distinct()] == [["a.0", "a.1"]]

@@ -14,7 +14,7 @@ from rich.console import Console
 
 import rekindle
 from command_line import step
-from rekindle.ask import Goal, PlanOptions
+from rekindle.ask import Fraction, Goal, LeastMemory, PlanOptions
 from rekindle.errors import FormatError, UsageError
 from rekindle.explain.comparison import compare
 from rekindle.model import formats
@@ -39,7 +39,7 @@ MANY = tuple(f"layers.{i}.weight" for i in range(5))
 
 def rewritten(goal: Goal | None = None, sums: tuple[str, ...] = (), solver: str = "exact", more: int = 7) -> Plan:
     """A plan of `step()`, as if it were the rewrite of a step that takes `more` bytes more and runs a second less."""
-    goal = goal or Goal(least_memory=True)
+    goal = goal or LeastMemory()
     found = plan_graph(step(), PlanOptions(goal, solver=solver, cache=False))
     plain = plain_figures(step())
     captured = Plain(plain.peak_bytes + more, plain.seconds - 1, plain.flops, plain.unit)
@@ -90,8 +90,8 @@ def test_other_mixtures_of_rewrites() -> None:
 
 @pytest.mark.parametrize(
     ("goal", "solver"),
-    [(Goal(least_memory=True), "exact"), (Goal(least_memory=True), "none"), (Goal(fraction=0.9), "exact"),
-     (Goal(fraction=1.0), "every")],
+    [(LeastMemory(), "exact"), (LeastMemory(), "none"), (Fraction(0.9), "exact"),
+     (Fraction(1.0), "every")],
 )  # fmt: skip
 def test_a_plan_says_for_which_step_its_claims_hold(goal: Goal, solver: str) -> None:
     plan = rewritten(goal, solver=solver)
@@ -122,7 +122,7 @@ def test_an_op_at_the_floor_is_one_of_the_rewritten_step() -> None:
 def test_a_doubtful_certificate_names_its_step_too() -> None:
     plan = replace(rewritten(), verified=False)
     assert f"its file says the smallest {HOLDS}: not verified" in plan.sentence
-    bounded = replace(rewritten(Goal(fraction=0.9)), verified=False, status="feasible")
+    bounded = replace(rewritten(Fraction(0.9)), verified=False, status="feasible")
     assert re.search(f"its file says at least \\+[0-9.]+ % {HOLDS}: not verified", bounded.sentence)
 
 
@@ -176,7 +176,7 @@ def test_an_explanation_compares_with_the_captured_step(more: int) -> None:
 
 
 def test_plans_of_the_captured_and_of_the_rewritten_step_are_compared() -> None:
-    plan, captured = rewritten(), plan_graph(step(), PlanOptions(Goal(least_memory=True), solver="exact", cache=False))
+    plan, captured = rewritten(), plan_graph(step(), PlanOptions(LeastMemory(), solver="exact", cache=False))
     c = compare(plan, captured, ("a.json", "b.json"))
     assert c.figures["rewritten"] == ("2 ops in slices", None)
     assert c.graphs[:2] == (
@@ -222,4 +222,4 @@ def chain_as_captured() -> Plan:
     """A plan of another graph, which stands for the captured step."""
     from graphs_by_hand import chain
 
-    return plan_graph(chain(3), PlanOptions(Goal(fraction=1.0), solver="none", cache=False))
+    return plan_graph(chain(3), PlanOptions(Fraction(1.0), solver="none", cache=False))

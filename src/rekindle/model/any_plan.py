@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from ..arguments import file_name
+from ..ask import Goal, PlanOptions, TraceOptions
 from ..saying.progress import Progress
 from . import formats
 
@@ -25,6 +26,18 @@ class AnyPlan(ABC):
     """
 
     kind: ClassVar[str]
+    goal: Goal
+    offer: tuple[int, float] | None
+
+    @property
+    @abstractmethod
+    def options(self) -> PlanOptions:
+        """The options that the plan was made with."""
+
+    @property
+    @abstractmethod
+    def trace_options(self) -> TraceOptions:
+        """How the step was captured."""
 
     @property
     @abstractmethod

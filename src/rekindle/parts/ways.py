@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .. import allowance, bounds
-from ..ask import Goal, PlanOptions
+from ..ask import LeastMemory, MaxOverhead, PlanOptions
 from ..compiling import Compiled
 from ..model.graph import Graph, Value
 from ..model.judge import simulate
@@ -93,7 +93,7 @@ def ways(graph: Graph, options: PlanOptions, finish: Finish | None = None, parts
     allowance.of_step(float(graph.weights("seconds").sum()))
     most = len(BETWEEN_SHARES)
     limit = None if options.time_limit is None else options.time_limit / most
-    anything = replace(options, goal=Goal(least_memory=True), time_limit=limit)
+    anything = replace(options, goal=LeastMemory(), time_limit=limit)
     schedules = [plain]
     for i, share in enumerate(BETWEEN_SHARES):
         other = _needing(graph, int(share * own_peak))
@@ -167,7 +167,7 @@ def as_part_plan(graph: Graph, way: Way, options: PlanOptions, finish: Finish | 
     assert way.schedule is not None
     scorer = Scorer(graph, options.cost, finish)
     scored, baseline = scorer.as_run(way.schedule), scorer.score(Schedule.baseline(graph))
-    goal = Goal(max_overhead=max(0.0, scored.judged.overhead) + EPS)
+    goal = MaxOverhead(max(0.0, scored.judged.overhead) + EPS)
     proven = Certificate(bounds.single_op(graph), False)
     return as_plan(scorer, scored, baseline, replace(options, goal=goal, or_least=False), proven, 0.0)
 

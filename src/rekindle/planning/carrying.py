@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import bounds
-from ..ask import Aim, PlanOptions
+from ..ask import PlanOptions
 from ..errors import InfeasibleBudget
 from ..model.graph import Graph, Op
 from ..model.plan import Plan
@@ -100,7 +100,7 @@ def carried_plan(
         return None
     scorer, baseline, aim = Request.of(graph, options, finish, bookkeeping, plain_bytes)
     largest = float("inf")
-    if aim == Aim():
+    if options.goal.least_memory:
         largest = graph.with_resident(_largest_share(like) * scorer.plain_of(baseline.judged))
     found = [baseline, *_carried(scorer, like)]
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from .. import bounds
-from ..ask import Goal, PlanOptions
+from ..ask import Budget, LeastMemory, PlanOptions
 from ..model.graph import Graph
 from ..model.plan import Plan
 from ..model.schedule import Schedule
@@ -33,7 +33,7 @@ def frontier_graph(graph: Graph, options: PlanOptions, *, finish: Finish | None 
     """
     start = time.monotonic()
     solver = registry.get(options.solver)
-    anything = replace(options, goal=Goal(least_memory=True))
+    anything = replace(options, goal=LeastMemory())
     scorer = Scorer(graph, options.cost, finish)
     baseline = scorer.score(Schedule.baseline(graph))
     memory = remembered.place("frontier", scorer, anything, solver)
@@ -52,7 +52,7 @@ def frontier_graph(graph: Graph, options: PlanOptions, *, finish: Finish | None 
     seconds = time.monotonic() - start
     plans = []
     for s, bound, extra in zip(kept, certified, least, strict=True):
-        aim = replace(options, goal=Goal(budget=s.judged.peak_bytes))
+        aim = replace(options, goal=Budget(s.judged.peak_bytes))
         optimal = s.judged.overhead <= extra / once + EPS
         proven = Certificate(bound, optimal, min(extra / once, max(0.0, s.judged.overhead)))
         plans.append(as_plan(scorer, s, baseline, aim, proven, seconds))

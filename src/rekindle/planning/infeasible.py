@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from .. import bounds
-from ..ask import Aim, Goal, PlanOptions
+from ..ask import Aim, Goal, LeastMemory, PlanOptions
 from ..errors import InfeasibleBudget, UsageError
 from ..model.graph import Graph
 from ..model.held import relaxed, result_values
@@ -36,7 +36,7 @@ def or_least(options: PlanOptions, make: Callable[[PlanOptions], Plan]) -> Plan:
         if not options.or_least:
             raise
     announce(options.progress, "no plan keeps the budget; planning for the least memory")
-    return replace(make(replace(options, goal=Goal(least_memory=True), or_least=False)), asked=options)
+    return replace(make(replace(options, goal=LeastMemory(), or_least=False)), asked=options)
 
 
 def no_such_overhead(solver: Solver, aim: Aim, found: list[Scored]) -> UsageError:

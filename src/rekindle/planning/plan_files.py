@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import replace
 from typing import Any
 
-from ..arguments import file_name
 from ..ask import Goal, PlanOptions
 from ..errors import FormatError, UsageError
 from ..model import formats, options_file
@@ -16,7 +14,7 @@ from ..model.judge import simulate
 from ..model.plan import Plan
 from ..model.rewriting import from_json as rewriting_from_json
 from ..model.schedule import Schedule
-from ..printed import name, value
+from ..printed import value
 from ..saying.shares import EPS
 from . import certificates
 from .own_terms import in_own_terms
@@ -31,47 +29,37 @@ SOLVE_MOST_S = 1e9
 SOLVER_MOST_LETTERS = 64
 
 
-def load(path: str | os.PathLike[str]) -> Plan:
-    """Read a plan file and check its figures again. The schedule is judged again, figures that follow from others must
-    agree with them, and the certificate is proven again. Where no proof is found in short time (about 0.2 s),
-    `Plan.verified` is False, and the plan says so wherever it is printed.
-
-    Raises
-    ------
-    FormatError : the file is damaged, foreign, or claims other figures than its schedule has.
-    UsageError : `path` is no path.
-    """
-    given = file_name(path)
-    return from_document(formats.read_json(given), name(given))
-
-
 def from_text(text: str, where: str) -> Plan:
-    """The plan of a text that holds what a plan file holds, checked as `load` says. where : names the text in errors.
+    """The plan of a text that holds what a plan file holds, checked as `parts.files.load` says.
+
+    where : names the text in errors.
 
     Raises
     ------
-    FormatError : as `load`.
+    FormatError : as `parts.files.load`.
     """
     return from_document(formats.parse_json(text, where), where)
 
 
 def from_document(doc: Any, where: str) -> Plan:
-    """The plan of a document `rekindle.plan/1`, checked as `load` says. where : names the document in errors.
+    """The plan of a document `rekindle.plan/1`, checked as `parts.files.load` says. where : names the document in errors.
 
     Raises
     ------
-    FormatError : as `load`.
+    FormatError : as `parts.files.load`.
     """
     r = formats.Reader(doc, where, formats.PLAN)
     return plan_from_json(doc, where, formats.graph_from_json(r.table("graph"), f"{where}: graph"))
 
 
 def plan_from_json(doc: Any, where: str, graph: Graph) -> Plan:
-    """The plan of a `rekindle.plan/1` document for this graph, checked as `load` says. where : names the document in errors.
+    """The plan of a `rekindle.plan/1` document for this graph, checked as `parts.files.load` says.
+
+    where : names the document in errors.
 
     Raises
     ------
-    FormatError : as `load`.
+    FormatError : as `parts.files.load`.
     """
     r = formats.Reader(doc, where, formats.PLAN)
     schedule = formats.schedule_from_json(r.table("schedule"), f"{where}: schedule")

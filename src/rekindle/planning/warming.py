@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..ask import Goal, PlanOptions
+from ..ask import Fraction, Goal, LeastMemory, MaxOverhead, PlanOptions
 from ..errors import RekindleError
 from ..kernels import companion
 from ..kernels.judge import judge
@@ -21,7 +21,7 @@ from .planner import plan_graph
 
 SHORT_STAGES = 6
 LONG_STAGES = 24  # more ops than the exact search answers alone, so that every search of `auto` runs
-GOALS = (Goal(fraction=0.5), Goal(max_overhead=0.3), Goal(least_memory=True))
+GOALS = (Fraction(0.5), MaxOverhead(0.3), LeastMemory())
 
 
 @dataclass(frozen=True)

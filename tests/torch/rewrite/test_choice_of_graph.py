@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import rekindle
-from rekindle.ask import Goal, PlanOptions
+from rekindle.ask import Budget, Fraction, Goal, MaxOverhead, PlanOptions
 from rekindle.model.floor import single_op
 from rekindle.model.plan import Plan
 from rekindle.planning import variants
@@ -57,24 +57,24 @@ def many_equal_layers() -> Searches:
 
 def test_where_the_largest_op_binds_the_captured_step_is_not_searched() -> None:
     searches = one_large_layer()
-    plan = searches.plan(Goal(max_overhead=0.1))
+    plan = searches.plan(MaxOverhead(0.1))
     assert plan.rewriting is not None
     assert searches.searched == ["rewritten"]
-    captured = plan_graph(searches.captured.graph, replace(AUTO, goal=Goal(max_overhead=0.1)))
+    captured = plan_graph(searches.captured.graph, replace(AUTO, goal=MaxOverhead(0.1)))
     assert plan.peak_bytes < captured.peak_bytes
 
 
 def test_where_much_must_wait_no_rewrites_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     searches = many_equal_layers()
     monkeypatch.setattr(Rewrites, "in_slices", lambda *_: pytest.fail("rewrites are looked for"))
-    assert searches.plan(Goal(max_overhead=0.08)).rewriting is None
+    assert searches.plan(MaxOverhead(0.08)).rewriting is None
     assert searches.searched == ["captured"]
 
 
 def test_within_a_roomy_budget_no_rewrites_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     searches = many_equal_layers()
     monkeypatch.setattr(Rewrites, "smaller_saves", lambda *_: pytest.fail("rewrites are looked for"))
-    plan = searches.plan(Goal(fraction=0.5))
+    plan = searches.plan(Fraction(0.5))
     assert plan.overhead > variants.CHEAP_OVERHEAD
     assert searches.searched == ["captured"]
 
@@ -83,7 +83,7 @@ def test_within_a_roomy_budget_no_rewrites_are_looked_for(monkeypatch: pytest.Mo
 def test_a_rewritten_step_is_searched_if_it_can_cost_less(overhead: float, may: bool) -> None:
     """No schedule costs less than one that recomputes nothing."""
     searches = one_large_layer()
-    options = replace(AUTO, goal=Goal(fraction=1.0))
+    options = replace(AUTO, goal=Fraction(1.0))
     choice = variants.Choice(TraceFamily(searches.captured, options, searches.make), options)
     made = choice.graph(choice.smaller_saves)
     plan = replace(plan_graph(searches.captured.graph, options), overhead=overhead)
@@ -94,7 +94,7 @@ def test_a_rewritten_step_is_searched_if_it_can_cost_less(overhead: float, may: 
 def test_of_plans_of_equal_memory_the_cheaper_one_is_taken() -> None:
     """Within much overhead the captured step reaches the peak of the rewritten one, at less extra cost."""
     searches = Searches(traced(*convolutions(4, 8, 16)))
-    goal = Goal(max_overhead=0.5)
+    goal = MaxOverhead(0.5)
     options = replace(AUTO, goal=goal, cost="unit")
     captured = plan_graph(searches.captured.graph, options)
     plan = plan_rewritten(searches.captured, options, searches.make)
@@ -120,8 +120,8 @@ def test_near_the_floor_smaller_saves_are_searched_though_the_bound_is_weak() ->
     searches = Searches(traced(Wide(), torch.rand(64, 32)))
     peaks = []
     for overhead in (0.15, 0.19, 0.3):
-        plan = searches.plan(Goal(max_overhead=overhead))
-        captured = plan_graph(searches.captured.graph, replace(AUTO, goal=Goal(max_overhead=overhead)))
+        plan = searches.plan(MaxOverhead(overhead))
+        captured = plan_graph(searches.captured.graph, replace(AUTO, goal=MaxOverhead(overhead)))
         assert plan.peak_bytes <= captured.peak_bytes
         peaks.append(plan.peak_bytes)
     assert peaks == sorted(peaks, reverse=True)
@@ -132,7 +132,7 @@ def test_a_larger_budget_near_the_floor_is_not_slower() -> None:
     searches = Searches(traced(Wide(), torch.rand(64, 32)))
     graph = searches.captured.graph
     floor = single_op(graph).bytes - graph.resident_bytes
-    extra = [searches.plan(Goal(budget=graph.resident_bytes + int(x * floor))).overhead for x in (1.245, 1.3, 1.4, 1.6)]
+    extra = [searches.plan(Budget(graph.resident_bytes + int(x * floor))).overhead for x in (1.245, 1.3, 1.4, 1.6)]
     assert extra == sorted(extra, reverse=True)
 
 
@@ -152,7 +152,7 @@ def test_where_packing_is_dear_the_step_is_rewritten_without_smaller_saves(monke
         nn.Linear(1024, 4),
     )  # fmt: skip
     captured = rekindle.trace(net, torch.rand(8, 16, 32, 32, requires_grad=True), target="rtx2080ti", progress=False)
-    options = replace(AUTO, goal=Goal(max_overhead=0.3), cost="seconds")
+    options = replace(AUTO, goal=MaxOverhead(0.3), cost="seconds")
     plan = plan_rewritten(captured, options, lambda made, o: plan_graph(made.graph, o))
     assert plan.rewriting is not None
     assert not plan.rewriting.ops_of("saves")
@@ -163,7 +163,7 @@ def test_where_packing_is_dear_the_step_is_rewritten_without_smaller_saves(monke
 def test_where_slices_that_round_bring_little_those_of_the_same_bits_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU a GPT's plan with parity="close" took more memory than the bitwise one."""
     searches = one_large_layer()
-    goal = Goal(max_overhead=0.3)
+    goal = MaxOverhead(0.3)
     bitwise = searches.plan(goal)
     assert bitwise.rewriting is not None
     assert bitwise.rewriting.slices

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.ask import Goal, PlanOptions
+from rekindle.ask import Budget, Fraction, LeastMemory, MaxOverhead, PlanOptions
 from rekindle.cli import main
 from rekindle.errors import FormatError, RekindleError
 from rekindle.model import formats
@@ -28,7 +28,7 @@ from rekindle.model.graph import BOUNDARY, COSTS, Graph, Op, Value
 from rekindle.model.judge import simulate, simulate_plain
 from rekindle.model.plan import Plan, schedule_document
 from rekindle.model.schedule import Schedule
-from rekindle.planning.plan_files import load
+from rekindle.parts.files import load
 from rekindle.planning.planner import plan_graph
 
 FILES = int(os.environ.get("REKINDLE_FUZZ", "60"))
@@ -64,10 +64,10 @@ def step() -> Graph:
 
 def plans() -> list[dict[str, Any]]:
     made = [
-        plan_graph(step(), PlanOptions(Goal(least_memory=True), solver="exact")),
-        plan_graph(step(), PlanOptions(Goal(max_overhead=0.3), solver="storages", cost="flops")),
-        plan_graph(step(), PlanOptions(Goal(fraction=1.0), solver="none", cost="unit")),
-        plan_graph(step(), PlanOptions(Goal(budget=4096), solver="chen-sqrt")),
+        plan_graph(step(), PlanOptions(LeastMemory(), solver="exact")),
+        plan_graph(step(), PlanOptions(MaxOverhead(0.3), solver="storages", cost="flops")),
+        plan_graph(step(), PlanOptions(Fraction(1.0), solver="none", cost="unit")),
+        plan_graph(step(), PlanOptions(Budget(4096), solver="chen-sqrt")),
     ]
     found = [json.loads(json.dumps(p.to_json())) for p in made]
     found[0]["options"] = {"time_limit": 3.0, "seed": 1, "optimizer": "adamw", "state_bytes": 4096}
@@ -273,7 +273,7 @@ def test_damaged_graphs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> No
                 continue
             loaded += 1
             assert formats.graph_from_json(formats.graph_to_json(graph)) == graph
-            goal = r.choice([Goal(budget=2**62), Goal(fraction=1.0), Goal(max_overhead=0.5), Goal(least_memory=True)])
+            goal = r.choice([Budget(2**62), Fraction(1.0), MaxOverhead(0.5), LeastMemory()])
             try:
                 plan = plan_graph(graph, PlanOptions(goal, solver="none", cost=r.choice(COSTS)))
             except RekindleError:
@@ -304,7 +304,7 @@ def test_damaged_graphs_on_the_command_line(tmp_path: Path, capfd: pytest.Captur
 
 def test_damaged_schedules(tmp_path: Path) -> None:
     graph, path, loaded = step(), tmp_path / "schedule.json", 0
-    doc = schedule_document(plan_graph(graph, PlanOptions(Goal(least_memory=True), solver="exact")))
+    doc = schedule_document(plan_graph(graph, PlanOptions(LeastMemory(), solver="exact")))
     for seed in range(FILES):
         r = random.Random(seed)
         path.write_bytes(broken(doc, r))

@@ -15,7 +15,7 @@ from command_line import Ran, step
 from marks import sweep
 from models_in_parts import routed
 from rekindle import InfeasibleBudget, PartsPlan, Plan, UsageError
-from rekindle.ask import Goal
+from rekindle.ask import Budget, LeastMemory
 from rekindle.integrations.saved_plan import checkpoint_with
 from rekindle.model.formats import graph_to_json
 
@@ -43,7 +43,7 @@ def test_a_graph_s_plan_says_both_figures() -> None:
         rekindle.plan(step(), budget=110)
     plan = rekindle.plan(step(), budget=110, or_least=True, **QUICK)
     least = rekindle.plan(step(), minimize="memory", **QUICK)
-    assert (plan.peak_bytes, plan.schedule, plan.goal) == (least.peak_bytes, least.schedule, Goal(least_memory=True))
+    assert (plan.peak_bytes, plan.schedule, plan.goal) == (least.peak_bytes, least.schedule, LeastMemory())
     assert plan.sentence.startswith(
         f"budget not met: takes {plan.peak_bytes} B, the least that was found, where 110 B were asked"
     )
@@ -52,7 +52,7 @@ def test_a_graph_s_plan_says_both_figures() -> None:
 
 def test_a_budget_that_is_kept_is_kept() -> None:
     plan = rekindle.plan(step(), budget=150, or_least=True, **QUICK)
-    assert (plan.goal, plan.sentence[:5]) == (Goal(budget=150), "fits:")
+    assert (plan.goal, plan.sentence[:5]) == (Budget(150), "fits:")
     assert "missed" not in plan.figures()
 
 

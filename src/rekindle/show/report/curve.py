@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...ask import Goal, PlanOptions
+from ...ask import LeastMemory, PlanOptions
 from ...errors import FormatError, UsageError
 from ...model.formats import Reader, read_json
 from ...model.graph import Graph
@@ -141,7 +141,7 @@ def _contradiction(p: Point) -> str:
 
 def _searched(plan: Plan, progress: Progress) -> list[Plan]:
     options = PlanOptions(
-        Goal(least_memory=True), cost=plan.cost, effort="quick", time_limit=SEARCH_MOST_S, seed=plan.options.seed,
+        LeastMemory(), cost=plan.cost, effort="quick", time_limit=SEARCH_MOST_S, seed=plan.options.seed,
         cache=plan.options.cache, progress=progress,
     )  # fmt: skip
     with telling(progress):

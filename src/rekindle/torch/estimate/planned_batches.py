@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...ask import Goal, PlanOptions
+from ...ask import Budget, PlanOptions
 from ...errors import InfeasibleBudget
 from ...estimates.estimate import Estimate
 from ...model.graph import OPERATOR
@@ -101,7 +101,7 @@ class PlannedBatches:
 
     def _plan(self, batch: int, budget: int, effort: str) -> Plan:
         t = self.trace(batch)
-        options = replace(self._options, goal=Goal(budget=budget), effort=effort)
+        options = replace(self._options, goal=Budget(budget), effort=effort)
         announce(options.progress, f"planning batch {batch} within {format_bytes(self._limit)}")
 
         def make(traced: Trace, options: PlanOptions) -> Plan:

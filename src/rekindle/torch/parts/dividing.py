@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from ...ask import Goal, PlanOptions, TraceOptions
+from ...ask import LeastMemory, PlanOptions, TraceOptions
 from ...compiling import CompileOptions
 from ...errors import InfeasibleBudget, ParityError, RekindleError, TraceError, UsageError
 from ...parts.division import OPEN, Division, Step, divide, offer
@@ -139,7 +139,7 @@ class Dividing:
         except InfeasibleBudget:
             if not self.options.or_least:
                 raise
-            self.goal = Goal(least_memory=True)
+            self.goal = LeastMemory()
             answer = self._divide(before, step)
         return self._as_plan(before, step, answer, begin)
 

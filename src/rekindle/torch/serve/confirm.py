@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from ...ask import Aim, Goal
+from ...ask import Aim, Budget, Fraction, Goal
 from ...errors import InfeasibleBudget, ParityError
 from ...model.plan import Plan
 from ...planning.certify import Claim, least_overhead
@@ -64,7 +64,7 @@ def confirm(model: nn.Module, sample: Any, plan: Plan, again: Callable[[Goal], P
             break
         aim -= taken - limit
         beside = graph.beside_resident(aim)
-        smaller = Goal(budget=aim) if goal.budget is not None else Goal(fraction=max(0, beside + 0.5) / plain)
+        smaller = Budget(aim) if goal.budget is not None else Fraction(max(0, beside + 0.5) / plain)
         try:
             if len(tried) > REPLANS_MOST or beside <= 0:
                 raise _exceeded(plan, limit, [m for m, *_ in tried])

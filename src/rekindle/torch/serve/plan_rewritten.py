@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...ask import Goal, PlanOptions
+from ...ask import Fraction, PlanOptions
 from ...errors import InfeasibleBudget, PlanMismatch, RekindleError, UsageError
 from ...model.plan import Plan
 from ...model.rewriting import Rewriting, steps_from_json
@@ -30,7 +30,7 @@ def plan_rewritten(traced: Trace, options: PlanOptions, make: Make) -> Plan:
     ------
     InfeasibleBudget, UsageError : as `make`; an infeasible budget is refused with the smallest peak of all candidates.
     """
-    if options.solver != DEFAULT_SOLVER or options.goal == Goal(fraction=1.0):
+    if options.solver != DEFAULT_SOLVER or options.goal == Fraction(1.0):
         return make(traced, options)
     choice = Choice(TraceFamily(traced, options, make), options)
     question = question_of(traced.graph, options, {"target": traced.options.target, "fake": traced.fake})

@@ -14,7 +14,7 @@ from dataclasses import replace
 from torch import nn
 
 from ... import allowance
-from ...ask import Goal, PlanOptions
+from ...ask import LeastMemory, PlanOptions
 from ...errors import InfeasibleBudget, ParityError, PlanMismatch, RekindleError, TraceError, UsageError
 from ...model.graph import Graph
 from ...model.judge import simulate
@@ -310,7 +310,7 @@ class Replanner:
         try:
             return self.replan(found, self._options, known)
         except InfeasibleBudget as e:
-            least = self.replan(found, replace(self._options, goal=Goal(least_memory=True)), ())
+            least = self.replan(found, replace(self._options, goal=LeastMemory()), ())
             self.warned.warn(
                 f"{new.words}, whose step cannot stay within {format_bytes(e.budget)}: it runs by the plan of least memory, "
                 f"{format_bytes(least.plan.peak_bytes)}"
