@@ -31,6 +31,7 @@ aten = torch.ops.aten
 Saves = dict[tuple[Any, ...], fx.Node]
 
 
+# -- smaller saves ---------------------------------------------------------------------------------------------------
 def _signs(edit: Editor, n: fx.Node, known: Saves) -> fx.Node:
     gradient, y, _ = n.args
     bits = _saved(edit, known, SIGN_BITS, y)
@@ -109,16 +110,16 @@ def _tensor(n: Any) -> torch.Tensor:
 
 
 # -- the backward of a convolution -----------------------------------------------------------------------------------
-CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
-GRADIENT, INPUT, MASK = 0, 1, 10  # positions of its arguments
+_CONVOLUTION_BACKWARD = aten.convolution_backward.default
+_GRADIENT, _INPUT, _MASK = 0, 1, 10  # positions of its arguments
 _ARGUMENTS_OF_CONVOLUTION = 11
 
 
 def may_split(n: fx.Node) -> bool:
     """Whether the op is the backward of a convolution that gives the gradients of both its input and its weight."""
-    if n.target is not CONVOLUTION_BACKWARD or len(n.args) != _ARGUMENTS_OF_CONVOLUTION or n.kwargs:
+    if n.target is not _CONVOLUTION_BACKWARD or len(n.args) != _ARGUMENTS_OF_CONVOLUTION or n.kwargs:
         return False
-    mask: Any = n.args[MASK]
+    mask: Any = n.args[_MASK]
     return bool(mask[0] and (mask[1] or mask[2])) and all(is_member(u) for u in n.users)
 
 
@@ -128,12 +129,12 @@ def in_two_calls(edit: Editor, nodes: Iterable[fx.Node]) -> None:
     nodes : ops for which `may_split` holds.
     """
     for n in nodes:
-        mask: Any = n.args[MASK]
+        mask: Any = n.args[_MASK]
         at = edit.place(n)
-        weight = edit.call(n.target, (*n.args[:MASK], [False, *mask[1:]]), n, at)
-        args = list(n.args[:MASK])
-        if may_stand_in(args[INPUT], args[GRADIENT]):
-            args[INPUT] = stand_in(edit, args[INPUT], args[GRADIENT], n)  # type: ignore[arg-type]
+        weight = edit.call(n.target, (*n.args[:_MASK], [False, *mask[1:]]), n, at)
+        args = list(n.args[:_MASK])
+        if may_stand_in(args[_INPUT], args[_GRADIENT]):
+            args[_INPUT] = stand_in(edit, args[_INPUT], args[_GRADIENT], n)  # type: ignore[arg-type]
         data = edit.call(n.target, (*args, [True, False, False]), n, (*at, 1.0))
         for u in list(n.users):
             index: Any = u.args[1]
