@@ -194,6 +194,16 @@ def test_an_attribute_that_only_some_lengths_read_is_guarded(captures: list[int]
     assert equal(plain, planned, tokens(30))
 
 
+def test_the_memory_of_constants_can_be_resized_afterwards() -> None:
+    """Constants of two lengths are compared by their bytes; `numpy()` on them would make memory that nothing can resize."""
+    scale = torch.rand(16)
+    model = Attention(change=lambda h, n: h * scale)
+    rekindle.checkpoint(model, tokens(12), progress=False, **GOAL)
+    for length in (17, 30, 9):
+        model(*tokens(length)).backward()
+    assert scale.untyped_storage().resizable()
+
+
 def test_a_change_of_the_module_is_captured_again(captures: list[int]) -> None:
     plain, planned = pair(Attention(), tokens(20))
     for length in (12, 17, 25, 14, 9):

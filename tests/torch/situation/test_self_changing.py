@@ -23,6 +23,7 @@ import rekindle
 from rekindle.torch.measure.as_before import as_before, same
 from rekindle.torch.situation import tensor_state
 from rekindle.torch.situation.tensor_state import fingerprint
+from rekindle.torch.tensors.op_tensors import content_bytes
 from strategies import examples
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -217,8 +218,8 @@ def models(draw: st.DrawFn) -> tuple[Model, bool]:
 
 
 def content(t: Tensor) -> bytes:
-    memory = t.untyped_storage()
-    return torch.empty(0, dtype=torch.uint8).set_(memory, 0, (memory.nbytes(),), (1,)).numpy().tobytes()
+    memory = t.untyped_storage()  # of which `numpy()` would make one that can never be resized again
+    return torch.empty(0, dtype=torch.uint8).set_(memory, 0, (memory.nbytes(),), (1,)).clone().numpy().tobytes()
 
 
 def of_tensor_now(t: Tensor, reallocates: bool) -> Any:
@@ -375,6 +376,27 @@ def test_every_verb_once(verb: str) -> None:
     torch.manual_seed(0)
     model = Model([made(c, None) for c in every], [])
     as_it_was(model, True, lambda x: VERBS[verb](model, x))
+
+
+CONSTANT = torch.rand(8)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_memory_can_be_resized_after_every_verb(verb: str) -> None:
+    """A look by `numpy()` takes that away, as FSDP would find, which frees gathered parameters so."""
+    model, x = Model([lambda m: m.square.add_(CONSTANT)], []), torch.rand(8, 8)
+    with contextlib.suppress(rekindle.RekindleError):
+        VERBS[verb](model, x)
+    tensors = [x, CONSTANT, model.plain, *model.items, model.object.t, *model.parameters(), *model.buffers()]
+    assert all(t.untyped_storage().resizable() for t in tensors)
+
+
+def test_bytes_of_a_tensor_leave_its_memory_resizable() -> None:
+    t = torch.arange(6.0).reshape(2, 3)
+    assert content_bytes(t.t()) == t.t().contiguous().clone().numpy().tobytes()
+    assert content_bytes(torch.tensor([1 + 2j]).conj()) == torch.tensor([1 - 2j]).numpy().tobytes()
+    assert content_bytes(torch.empty(0)) == b""
+    assert t.untyped_storage().resizable()
 
 
 class Changing(nn.Module):

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from ..situation.surroundings import surroundings
+from ..tensors.op_tensors import content_bytes
 from .compiler import is_operator
 
 DIGITS = 16
@@ -77,9 +78,8 @@ def _attribute(body: fx.GraphModule, name: str) -> Any:
     if isinstance(found, fx.GraphModule):
         return _lines(found)
     if isinstance(found, torch.Tensor):
-        data = found.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
         like = str(found.dtype), tuple(found.shape), found.stride(), str(found.device), found.requires_grad
-        return *like, hashlib.sha256(data).hexdigest()
+        return *like, hashlib.sha256(content_bytes(found)).hexdigest()
     return repr(found)
 
 

@@ -20,6 +20,7 @@ from ..operators.memory_order import elements_spanned
 from ..private import FakeTensor, FakeTensorMode, fake_like, pytree
 from ..situation.recorded_ops import Question
 from ..situation.values import constants
+from ..tensors.op_tensors import content_bytes
 
 CONTENT_MOST_ELEMENTS = 4096  # of a constant tensor that is compared by its content; a guess
 
@@ -177,7 +178,7 @@ def content(t: torch.Tensor) -> Any:
     if isinstance(t, FakeTensor) or t.layout is not torch.strided or t.numel() > CONTENT_MOST_ELEMENTS:
         return object()
     try:
-        return t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes() if t.numel() else b""
+        return content_bytes(t)
     except Exception:  # of a dtype or a class that has no bytes to look at
         return object()
 

@@ -12,7 +12,7 @@ from ..private import OpOverload
 from ..run.program import op_that_runs
 from ..situation.surroundings import casting_device
 from ..tensors.instrument import Instrument
-from ..tensors.op_tensors import tensors_in
+from ..tensors.op_tensors import content_bytes, tensors_in
 from .as_before import same
 from .comparison import compare
 from .measured_step import Outcome
@@ -94,5 +94,4 @@ def _results(func: Any, out: Any) -> list[tuple[Any, torch.Tensor]]:
 
 
 def _bits(t: torch.Tensor) -> int:
-    whole = t.detach().resolve_conj().resolve_neg().cpu().contiguous().flatten()
-    return hash(whole.view(torch.uint8).numpy().tobytes())
+    return hash(content_bytes(t))

@@ -55,6 +55,12 @@ def storage_of(t: torch.Tensor) -> Any:
         return None
 
 
+def content_bytes(t: torch.Tensor) -> bytes:
+    """The bytes of a tensor's elements, in order. Of a copy: memory that `numpy()` has looked at can never be resized again."""
+    copied = t.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    return copied.cpu().flatten().view(torch.uint8).numpy().tobytes() if t.numel() else b""
+
+
 def storages_of(tensors: Iterable[torch.Tensor]) -> dict[int, Any]:
     """The distinct storages, by id. Tensors without a storage share the entry None."""
     return {id(s): s for s in map(storage_of, tensors)}
