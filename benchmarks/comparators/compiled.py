@@ -26,7 +26,7 @@ from torch import fx, nn
 from rekindle.model.plan import Plan
 from rekindle.torch.capture.captured import Captured
 from rekindle.torch.private import disable_autocast, functorch_config
-from rekindle.torch.run.bound import Bound
+from rekindle.torch.run.bound import BoundPlan
 from rekindle.torch.situation.module_call import bind
 from rekindle.torch.trace import Trace, plain_forward
 
@@ -48,7 +48,7 @@ def compiled(
     budget : `activation_memory_budget`, in [0, 1].
     before : a pass that the joint graph goes through before it is partitioned.
     """
-    bound = Bound(model, traced, plain)
+    bound = BoundPlan(model, traced, plain)
     parts = _Partitioned(model, traced.lowered.captured, budget, before)
     bound.runner = parts  # type: ignore[assignment]
     own, plain_one = model.__dict__.get("forward"), plain_forward(model)

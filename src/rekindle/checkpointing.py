@@ -24,7 +24,7 @@ from .torch.measure.memory import old_objects_aside
 from .torch.measure.probe import probe
 from .torch.measure.trial import for_later_calls
 from .torch.parts.applied import parts_taken_off
-from .torch.parts.for_all import Request, parts_for_all
+from .torch.parts.for_all import PartsRequest, parts_for_all
 from .torch.serve.confirm import confirm
 from .torch.serve.planned import NEW_SHAPE, set_aside
 from .torch.trace import Trace, arguments_of_call, call_arguments, plain_forward, trace
@@ -116,7 +116,7 @@ class Checkpointing:
         ):  # fmt: skip
             sharded = torch_accept.fully_sharded(model, compiled, asked.strict)
             moves = asked.check and sharded is None and self._first_call_moves()
-            request = Request(model, self.sample, asked.options, asked.captured, asked.check, asked.parts, sharded)
+            request = PartsRequest(model, self.sample, asked.options, asked.captured, asked.check, asked.parts, sharded)
             if asked.parts is None and sharded is None and compiled is None:
                 found, later = self._whole_or_parts(request, moves)
             else:
@@ -137,7 +137,7 @@ class Checkpointing:
         with torch_accept.gradients_on():
             return probe(self.model, *arguments, plain_forward(self.model))
 
-    def _whole_or_parts(self, request: Request, moves: bool) -> tuple[Plan | PartsPlan, Plan | None]:
+    def _whole_or_parts(self, request: PartsRequest, moves: bool) -> tuple[Plan | PartsPlan, Plan | None]:
         later = self._for_later_calls(None) if moves else None
         try:
             return later or self._whole(), later

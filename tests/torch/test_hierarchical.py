@@ -17,7 +17,7 @@ from rekindle.kernels.rotor import BACKWARD, KEEP_ALL, KEEP_INPUT, Stages
 from rekindle.model.graph import Graph
 from rekindle.model.judge import simulate
 from rekindle.model.schedule import Schedule
-from rekindle.portfolio.block_options import Known, options
+from rekindle.portfolio.block_options import KnownBlocks, options
 from rekindle.portfolio.hierarchical import Levels, costly, hierarchical, nested
 from rekindle.problem import Problem
 from rekindle.structure.block_programs import Programs
@@ -96,7 +96,7 @@ def test_what_is_the_same_is_planned_once() -> None:
         forward = forward_dag(graph)
         assert forward is not None
         chain = chain_at(graph, forward, cuts(graph, forward, 5))
-        known = Known(graph, graph.weights())
+        known = KnownBlocks(graph, graph.weights())
         options(chain, known)
         return len(chain), len(known.planned)
 

@@ -21,7 +21,7 @@ from ..saying.sizes import format_bytes
 from ..torch import accept as torch_accept
 from ..torch.parts.applied import parts_taken_off
 from ..torch.parts.for_all import bound_here
-from ..torch.parts.planning import Request
+from ..torch.parts.planning import PartsRequest
 from ..torch.rewrite.rewritten import fitting
 from ..torch.serve.planned import set_aside
 from ..torch.serve.verify import check_step
@@ -104,7 +104,7 @@ def _parts(saved: PartsPlan, model: nn.Module, sample: Any, asked: Asked) -> Par
             raise PlanMismatch("the saved plan is for parts of the model, which can be captured whole")
     elif {p.path for p in saved.parts} != set(asked.parts):
         raise PlanMismatch("the saved plan is for other parts of the model")
-    request = Request(model, sample, asked.options, asked.captured, asked.check, asked.parts, error)
+    request = PartsRequest(model, sample, asked.options, asked.captured, asked.check, asked.parts, error)
     return replace(bound_here(request, saved), asked=asked.options)
 
 

@@ -23,7 +23,7 @@ SOFT_PRICES_MOST = 3.0  # the most that such a drop may cost per byte, in prices
 CHAIN_WORTH = 4  # a drop gives up at most about so many times the bytes of the value with which it begins
 
 
-class Aim(NamedTuple):
+class BeamAim(NamedTuple):
     """The limits and the price of one level of the search.
 
     cap : bytes that no run may exceed. soft : bytes above which states drop something although they fit.

@@ -85,7 +85,7 @@ class Scorer:
         return [self.score(s) for s in schedules]
 
 
-class Request(NamedTuple):
+class PlanRequest(NamedTuple):
     """The goal of a request on one graph, with all that tells how near a schedule comes to it.
 
     baseline : the candidate that runs each op once.
@@ -98,7 +98,7 @@ class Request(NamedTuple):
     @classmethod
     def of(
         cls, graph: Graph, options: PlanOptions, finish: Finish | None, bookkeeping: int | None, plain_bytes: int | None
-    ) -> Request:
+    ) -> PlanRequest:
         """The request of these options for a graph. Arguments as `planner.plan_graph`."""
         spare = bookkeeping if options.goal.budget is not None else None
         scorer = Scorer(graph, options.cost, finish, spare, plain_bytes)

@@ -19,7 +19,7 @@ from ..model.plan import Plan
 from ..model.schedule import Schedule
 from ..saying.shares import EPS
 from . import registry
-from .candidates import Finish, Request, Scored, Scorer, pick
+from .candidates import Finish, PlanRequest, Scored, Scorer, pick
 from .certify import Certificate
 from .planner import as_plan, plan_graph
 
@@ -98,7 +98,7 @@ def carried_plan(
     like = [p for p in known if alike(p.graph, graph)]
     if not like:
         return None
-    scorer, baseline, aim = Request.of(graph, options, finish, bookkeeping, plain_bytes)
+    scorer, baseline, aim = PlanRequest.of(graph, options, finish, bookkeeping, plain_bytes)
     largest = float("inf")
     if options.goal.least_memory:
         largest = graph.with_resident(_largest_share(like) * scorer.plain_of(baseline.judged))

@@ -19,7 +19,7 @@ from ..saying.progress import announce
 from ..saying.shares import EPS, percent
 from ..saying.sizes import format_bytes
 from . import certify, registry, remembered
-from .candidates import Finish, Known, Request, Scored, Scorer, pick, smaller
+from .candidates import Finish, Known, PlanRequest, Scored, Scorer, pick, smaller
 from .infeasible import floor_of, infeasible, no_such_overhead
 
 # Guesses that served on the benchmark's models.
@@ -64,7 +64,7 @@ def plan_graph(
     """
     start = time.monotonic()
     solver = registry.get(options.solver)
-    request = Request.of(graph, options, finish, bookkeeping, plain_bytes)
+    request = PlanRequest.of(graph, options, finish, bookkeeping, plain_bytes)
     scorer, baseline, aim = request
     problem = _problem_of(graph, options, aim.limit, scorer.spare)
     with problem.interruptible():
@@ -174,7 +174,7 @@ def make_problem(graph: Graph, options: PlanOptions, limit: int | None) -> Probl
     )  # fmt: skip
 
 
-def _without_limit(solver: Solver, problem: Problem, request: Request) -> tuple[Scored, int]:
+def _without_limit(solver: Solver, problem: Problem, request: PlanRequest) -> tuple[Scored, int]:
     """(the smallest candidate within the goal's overhead or at any cost, the smallest budget that a candidate keeps)."""
     scorer, _, aim = request
     found = scorer.all(solver.solve(problem))

@@ -25,7 +25,7 @@ BEAMS_MOST_OPS = 400  # on larger graphs no beams are asked for several peaks
 BEAMS_TIMES = 3  # their results are polished by so many times the changes of a sweep
 BEAM_MOST_STATES = 100  # states that a beam keeps
 BEAM_MOST_STATES_OPS2 = 5_000_000  # the most that states times ops squared (the time of a beam) may be
-BEAM_WAYS = tuple(  # (soft share, price, window) of each beam that is asked for several peaks; see `beam.Way`
+BEAM_WAYS = tuple(  # (soft share, price, window) of each beam that is asked for several peaks; see `beam.BeamWay`
     (soft, price, window) for soft in (0.9, 0.8) for price in (1.0, 3.0) for window in (1, 6)
 )
 BY_FLOPS = ("hierarchical", "storages")  # asked by FLOPs too, where the problem's cost is another one
@@ -59,7 +59,7 @@ def _walked(problem: Problem, peak: int) -> Iterator[Entry]:
     """The entries that beams find within a peak, in bytes without the resident ones."""
     search = beam.Search(problem)
     width = min(BEAM_MOST_STATES, BEAM_MOST_STATES_OPS2 // len(problem.graph.ops) ** 2)
-    wide = (beam.Way(width, price, soft, window) for soft, price, window in BEAM_WAYS)
+    wide = (beam.BeamWay(width, price, soft, window) for soft, price, window in BEAM_WAYS)
     for way in (*beam.PROBE, *wide):
         if problem.time_left <= 0:
             return

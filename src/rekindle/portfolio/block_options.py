@@ -32,7 +32,7 @@ class Planned:
     programs: list[np.ndarray]
 
 
-class Known:
+class KnownBlocks:
     """The options of all blocks planned so far; blocks with the same key are planned once.
 
     more : further backward programs of a block.
@@ -54,7 +54,7 @@ class Known:
         return self.planned[block.key]
 
 
-def options(chain: Chain, known: Known) -> tuple[Stages, list[list[np.ndarray]]]:
+def options(chain: Chain, known: KnownBlocks) -> tuple[Stages, list[list[np.ndarray]]]:
     """The options of every block of a chain, and per block and option its program (op ids of the graph)."""
     blocks = [Block(chain, stage, known.kinds) for stage in range(len(chain))]
     found = [known.plan(block) for block in blocks]

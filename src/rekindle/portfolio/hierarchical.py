@@ -43,7 +43,7 @@ from ..structure.cuts import closed, cuts
 from ..structure.forward import Forward, forward_dag
 from ..structure.operations import BACKWARD
 from ..structure.runs import prune
-from .block_options import MOST_OPTIONS, Known, options, pad
+from .block_options import MOST_OPTIONS, KnownBlocks, options, pad
 
 # How a graph is cut, and how its blocks are joined. All are guesses; none was measured alone.
 BLOCK_OPS = (5, 10, 24)  # ops of weight in a block, at least; each number makes a curve of its own
@@ -80,11 +80,11 @@ def hierarchical(problem: Problem) -> Iterator[Schedule]:
 
 def curves(graph: Graph, weights: np.ndarray, forward: Forward, block_ops: Sequence[int]) -> Iterator[Levels]:
     """The graph as chains of blocks of each size and, where it is no chain, of closed sets."""
-    known = Known(graph, weights)
+    known = KnownBlocks(graph, weights)
     for splits in dict.fromkeys(tuple(cuts(graph, forward, size)) for size in block_ops):
         yield Levels(graph, weights, forward, [*splits], known)
     if apart := closed(graph, forward, INNER_BLOCK_OPS, DIVIDED_MOST_OPS):
-        yield Levels(graph, weights, forward, apart, Known(graph, weights, nested))
+        yield Levels(graph, weights, forward, apart, KnownBlocks(graph, weights, nested))
 
 
 class Levels(Curve):
@@ -96,7 +96,7 @@ class Levels(Curve):
     """
 
     def __init__(
-        self, graph: Graph, weights: np.ndarray, forward: Forward, splits: list[int], known: Known | None = None,
+        self, graph: Graph, weights: np.ndarray, forward: Forward, splits: list[int], known: KnownBlocks | None = None,
         levels: int = LEVELS,
     ):  # fmt: skip
         """splits : vertices after which the forward is cut. known : options of blocks, shared by the curves of one graph.
@@ -104,7 +104,7 @@ class Levels(Curve):
         plain = chain_at(graph, forward, splits)
         super().__init__(plain, weights)
         chains = [plain, *with_kept(plain, reversed(costly(plain, weights, levels)))]
-        known = known or Known(graph, weights)
+        known = known or KnownBlocks(graph, weights)
         found = [options(c, known) for c in chains]
         self.programs = [programs for _, programs in found]
         self.levels = _stacked([stages for stages, _ in found])
@@ -165,7 +165,7 @@ def nested(block: Block, smallest: int = INNER_BLOCK_OPS) -> Iterator[np.ndarray
         return
     if (splits := divided(block.graph, forward, smallest)) is None:
         return
-    known = Known(block.graph, block.weights, nested)
+    known = KnownBlocks(block.graph, block.weights, nested)
     whole = Levels(block.graph, block.weights, forward, splits, known, INNER_LEVELS)
     for share in WAIT_SHARES:
         curve = whole.beside(int(share * whole.whole))

@@ -42,7 +42,7 @@ from ..problem import Problem, register
 from ..saying.shares import EPS
 
 
-class Way(NamedTuple):
+class BeamWay(NamedTuple):
     """One way to search.
 
     width : states kept at each level.
@@ -63,15 +63,15 @@ DROPS_PER_STATE = 4  # how many are tried from a state that does not fit
 CLOSE_SHARE = 0.004  # of the plain peak: caps that differ by less are not told apart
 MOST_WORK = 2.5e8  # states times levels times the size of a state, over all ways that are tried
 PROBE = (  # narrow ways that are tried first
-    Way(8, 1.0, 0.9, 1),
-    Way(8, 0.3, 0.8, 6),
-    Way(8, 1.0, 1.0, 4),
-    Way(8, 3.0, 0.7, 1),
-    Way(8, 10.0, 0.6, 1),
-    Way(8, 30.0, 0.5, 1),
+    BeamWay(8, 1.0, 0.9, 1),
+    BeamWay(8, 0.3, 0.8, 6),
+    BeamWay(8, 1.0, 1.0, 4),
+    BeamWay(8, 3.0, 0.7, 1),
+    BeamWay(8, 10.0, 0.6, 1),
+    BeamWay(8, 30.0, 0.5, 1),
 )
 WAYS = tuple(  # wider ways that are tried next, as many as `MOST_WORK` allows
-    Way(24, price, soft, window)
+    BeamWay(24, price, soft, window)
     for soft in (0.8, 0.9, 0.7, 1.0)
     for price, window in ((1.0, 1), (0.3, 6), (0.3, 1), (1.0, 6), (3.0, 1))
 )
@@ -135,7 +135,7 @@ class Search:
     def least_cost(self, cap: int) -> Iterator[Found]:
         """Ever cheaper ways to stay within a cap."""
         best: Found | None = None
-        scores: list[tuple[float, Way]] = []
+        scores: list[tuple[float, BeamWay]] = []
         for way in (*PROBE, *WAYS[: self.tries]):
             found = self.walk(cap, way)
             if found is None:
@@ -170,7 +170,7 @@ class Search:
                 high = cap - 1
             cap = (low + high) // 2
 
-    def _cheap_enough(self, cap: int, max_overhead: float, ways: Iterable[Way]) -> Found | None:
+    def _cheap_enough(self, cap: int, max_overhead: float, ways: Iterable[BeamWay]) -> Found | None:
         for way in ways:
             found = self.walk(cap, way)
             if found is not None:
@@ -185,10 +185,10 @@ class Search:
         plain = float(self.problem.weights[self.graph.needed].sum())
         return float(again @ self.problem.weights) / plain if plain > 0 else 0.0
 
-    def walk(self, cap: int, way: Way) -> Found | None:
+    def walk(self, cap: int, way: BeamWay) -> Found | None:
         """The cheapest walk that a beam finds within a cap; None where all its states end, or time does."""
         now, to, spare, other = (kernel.pool(way.width, len(self.graph.values), len(self.graph.ops)) for _ in range(4))
-        aim = kernel.Aim(cap, int(cap * way.soft), self.price * way.price, way.window, DROPS_PER_STATE)
+        aim = kernel.BeamAim(cap, int(cap * way.soft), self.price * way.price, way.window, DROPS_PER_STATE)
         self._start(now)
         states, used = 1, 0
         for _ in range(int(self.graph.needed.sum())):

@@ -40,15 +40,15 @@ def test_a_model_that_writes_over_its_input(write: Callable[[torch.Tensor], Any]
 
 def spoil(monkeypatch: pytest.MonkeyPatch, how: Callable[[list[Any]], None]) -> None:
     """Let planned calls do something to their inputs that plain ones do not."""
-    from rekindle.torch.serve.planned import Bound
+    from rekindle.torch.serve.planned import BoundPlan
 
-    call = Bound.__call__
+    call = BoundPlan.__call__
 
-    def spoilt(self: Bound, model: nn.Module, given: Any, *others: Any) -> Any:
+    def spoilt(self: BoundPlan, model: nn.Module, given: Any, *others: Any) -> Any:
         how(given.tensors)
         return call(self, model, given, *others)
 
-    monkeypatch.setattr(Bound, "__call__", spoilt)
+    monkeypatch.setattr(BoundPlan, "__call__", spoilt)
 
 
 def test_what_is_written_into_an_input_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,11 +97,11 @@ def test_a_model_that_draws_is_called_twice(monkeypatch: pytest.MonkeyPatch) -> 
     model, x = Noisy(), torch.rand(8, 16)
     plan = planned(model, x)
     assert rekindle.verify(model, x, plan).ok
-    from rekindle.torch.serve.planned import Bound
+    from rekindle.torch.serve.planned import BoundPlan
 
-    call = Bound.__call__
+    call = BoundPlan.__call__
 
-    def late(self: Bound, model: nn.Module, given: Any, *others: Any) -> Any:
+    def late(self: BoundPlan, model: nn.Module, given: Any, *others: Any) -> Any:
         state = torch.get_rng_state()
         out = call(self, model, given, *others)
         after = torch.get_rng_state()
@@ -120,7 +120,7 @@ def test_a_model_that_draws_is_called_twice(monkeypatch: pytest.MonkeyPatch) -> 
 
         return Late.apply(out)
 
-    monkeypatch.setattr(Bound, "__call__", late)
+    monkeypatch.setattr(BoundPlan, "__call__", late)
     rng = torch.get_rng_state()
     check = rekindle.verify(model, x, plan)
     assert torch.equal(rng, torch.get_rng_state())

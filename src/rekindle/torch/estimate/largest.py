@@ -21,7 +21,7 @@ from ...saying.progress import Progress, telling
 from .. import accept
 from ..tensors import tree
 from .planned_batches import Model, PlannedBatches
-from .verbs import Request, device_of
+from .verbs import EstimateRequest, device_of
 
 FIRST = 8  # the batch to begin with: the line through it and its double tells where to look
 
@@ -79,7 +79,9 @@ def largest_batch(
 
     accept.module(model)
     accept.optimizer(optimizer)
-    request = Request(model, optimizer, device_of(model, target), gradients=gradients or "fresh", progress=progress)
+    request = EstimateRequest(
+        model, optimizer, device_of(model, target), gradients=gradients or "fresh", progress=progress
+    )
 
     @functools.cache
     def estimated(batch: int) -> Estimate:

@@ -68,12 +68,12 @@ def estimate(
         raise UsageError(f"loss={value(loss)} cannot be called; give a function from the model's result to a scalar")
     accept.module(model)
     accept.optimizer(optimizer)
-    request = Request(model, optimizer, device_of(model, target), loss, gradients, progress)
+    request = EstimateRequest(model, optimizer, device_of(model, target), loss, gradients, progress)
     return request.of(sample)
 
 
 @dataclass(frozen=True)
-class Request:
+class EstimateRequest:
     """All of an estimate but its sample. The kernels that ran for one sample serve the others."""
 
     model: nn.Module

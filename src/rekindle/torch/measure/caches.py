@@ -19,7 +19,7 @@ from torch import nn
 from ...errors import RekindleError
 from ..trace import plain_forward
 from .comparison import compare
-from .measured_step import Subject, Way, run
+from .measured_step import Calls, Subject, run
 
 
 def caching(model: nn.Module) -> list[Any]:
@@ -34,9 +34,9 @@ def matter(s: Subject) -> bool:
         return False
     forward = plain_forward(s.model)
     try:
-        theirs = run(s, forward, "plain", Way.HELD)
+        theirs = run(s, forward, "plain", Calls.HELD)
         with without_caches(s.model):
-            ours = run(s, forward, "plain", Way.HELD)
+            ours = run(s, forward, "plain", Calls.HELD)
     except (torch.OutOfMemoryError, RekindleError):  # later steps say why
         return False
     return bool(compare(ours, theirs, fake=False).differences)

@@ -27,7 +27,7 @@ from .memory import Levels, allocator_peak, storage_peak
 LossOf = Callable[[Any], torch.Tensor]
 
 
-class Way(Enum):
+class Calls(Enum):
     """How a step calls the model.
 
     ONCE : the results are dropped once the loss has read them. HELD : the caller holds them until the step is over.
@@ -98,7 +98,7 @@ class Subject:
 
 
 def run(
-    s: Subject, forward: Callable[..., Any], which: str, way: Way = Way.ONCE, levels: Levels | None = None
+    s: Subject, forward: Callable[..., Any], which: str, way: Calls = Calls.ONCE, levels: Levels | None = None
 ) -> Outcome:
     """Run one step with this forward from the model's present state, and put the state back.
 
@@ -109,19 +109,19 @@ def run(
 
     def step() -> None:
         value, made = s.called(args, kwargs)
-        if way is not Way.HELD:
+        if way is not Calls.HELD:
             del made
-        if way in (Way.TWICE, Way.JOINED):
+        if way in (Calls.TWICE, Calls.JOINED):
             _draw(s)
             other = s.called(args, kwargs)[0]
             _draw(s)
-            if way is Way.JOINED:
+            if way is Calls.JOINED:
                 value = value + other
             else:
                 _backward(other)
                 _draw(s)
         _backward(value)
-        left.append(value.detach() + other.detach() if way is Way.TWICE else value.detach())
+        left.append(value.detach() + other.detach() if way is Calls.TWICE else value.detach())
 
     with (
         as_before(s.model, s.sample.objects, fake=s.fake is not None) as kept,

@@ -17,7 +17,7 @@ from ..capture.left_out import as_if_left_out
 from ..capture.trace_errors import OF_FIRST_CALLS
 from ..private import disable_autocast, is_fake
 from ..rewrite.closeness import loose
-from ..run.bound import Bound
+from ..run.bound import BoundPlan
 from ..run.sample import copies, owned
 from ..situation.attributes import plain_tensors
 from ..situation.kept import Before
@@ -36,7 +36,7 @@ _WORDS = (("loss", "the loss"), ("buffers", "{}, to which forward writes"), ("gr
 
 
 def differences(
-    model: nn.Module, plain: Callable[..., Any], bound: Bound, call: ModuleCall, witness: Witness | None = None
+    model: nn.Module, plain: Callable[..., Any], bound: BoundPlan, call: ModuleCall, witness: Witness | None = None
 ) -> list[str]:
     """How one planned step differs from one plain step, both on copies of the call's inputs, in words. [] if the steps agree,
     up to rounding where the plan adds up in another order, or, with fused attention, as far as two plain steps do; or if the

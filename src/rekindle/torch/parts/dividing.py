@@ -25,7 +25,7 @@ from ..costs.resident import resident_bytes
 from ..measure.caches import without_caches
 from ..measure.comparison import compare
 from ..measure.first_difference import explained
-from ..measure.measured_step import Outcome, Subject, Way, run
+from ..measure.measured_step import Calls, Outcome, Subject, run
 from ..measure.memory import Levels
 from ..measure.recording import bytes_of
 from ..rewrite.closeness import NOTHING
@@ -50,7 +50,7 @@ SHARDED_STEPS = 3
 
 
 @dataclass(frozen=True)
-class Request:
+class PartsRequest:
     """One request for plans of parts.
 
     named : paths of the submodules that the user names; None: those that can be captured are found.
@@ -68,7 +68,7 @@ class Request:
     turns: Turns | None = None
 
 
-def held_throughout(request: Request, s: Subject) -> int:
+def held_throughout(request: PartsRequest, s: Subject) -> int:
     """Bytes that are held during the whole step: parameters, gradients, inputs, and the optimizer's state if it is counted."""
     optimizer = request.captured.optimizer
     state = 0 if optimizer is None else state_bytes(optimizer, request.model)
@@ -87,7 +87,7 @@ class _Answer:
 class Dividing:
     """Divides the goal of one request among parts that are known, by measured steps."""
 
-    def __init__(self, request: Request, s: Subject, found: Found, choices: Choices):
+    def __init__(self, request: PartsRequest, s: Subject, found: Found, choices: Choices):
         self.request, self.s, self.found, self.choices = request, s, found, choices
         self.model, self.options, self.goal = request.model, request.options, request.options.goal
         self._uses_up = request.captured.gradients == "consumed"
@@ -168,7 +168,7 @@ class Dividing:
             self.request.turns.take()
         s = self.s.consumed() if self._uses_up and levels is not None else self.s
         forward = self.found.staged if which == "planned" else None
-        return run(s, forward or plain_forward(self.model), which, Way.HELD, levels)
+        return run(s, forward or plain_forward(self.model), which, Calls.HELD, levels)
 
     def _measure(self, chosen: Chosen) -> Between:
         """A step with these ways: what it holds outside of the parts.

@@ -17,7 +17,7 @@ from ...saying.sizes import format_bytes
 from .. import accept
 from ..measure.as_before import as_before
 from ..measure.caches import matter, without_caches
-from ..measure.measured_step import Way, run
+from ..measure.measured_step import Calls, run
 from ..serve.verify import subject
 from ..tensors import ranks
 from ..tensors.precision import deterministic
@@ -26,13 +26,13 @@ from ..trace import plain_forward
 from .applied import Replan
 from .finding import Found, Unit
 from .known_plans import question
-from .planning import Request, find, plan_parts
+from .planning import PartsRequest, find, plan_parts
 from .verify import verify
 
 _SHARDED = itertools.count()  # each plan of a sharded model is made anew: how it is sharded is not in the question
 
 
-def parts_for_all(request: Request) -> PartsPlan:
+def parts_for_all(request: PartsRequest) -> PartsPlan:
     """The plans of parts that every process gets that asks for the same: a model of the same shapes, inputs and options.
 
     A process whose model turns out to be another one warns, and plans by itself. Raises as `plan_parts`.
@@ -54,7 +54,7 @@ def parts_for_all(request: Request) -> PartsPlan:
         return plan_parts(request)
 
 
-def _parts_of_sharded(request: Request) -> PartsPlan:
+def _parts_of_sharded(request: PartsRequest) -> PartsPlan:
     """The same for a model that `fully_shard` has sharded. All processes run each step together: while the first one measures
     planned steps, the others take plain ones, in which the same pieces of parameters and gradients travel.
 
@@ -74,7 +74,7 @@ def _parts_of_sharded(request: Request) -> PartsPlan:
         keeps = matter(s)
         with without_caches(model, keeps):
             found = find(request, s)
-        turns = ranks.Turns(lambda: run(s, plain_forward(model), "plain", Way.HELD))
+        turns = ranks.Turns(lambda: run(s, plain_forward(model), "plain", Calls.HELD))
         made = ranks.once(
             "the plans of parts", question(request) | {"inputs": [], "sharded": next(_SHARDED)},
             lambda: plan_parts(replace(request, turns=turns), found, keeps), PartsPlan.to_json, request.options.report, turns,
@@ -88,7 +88,7 @@ def _parts_of_sharded(request: Request) -> PartsPlan:
         return _carried_over(plan, request, found)
 
 
-def bound_here(request: Request, plan: PartsPlan) -> PartsPlan:
+def bound_here(request: PartsRequest, plan: PartsPlan) -> PartsPlan:
     """The plans, bound to this process's model and checked by measured steps.
 
     Raises
@@ -111,7 +111,7 @@ def bound_here(request: Request, plan: PartsPlan) -> PartsPlan:
     return bound
 
 
-def _with_traces(plan: PartsPlan, request: Request, found: Found) -> PartsPlan:
+def _with_traces(plan: PartsPlan, request: PartsRequest, found: Found) -> PartsPlan:
     """The plans with the traces of this process.
 
     Raises
@@ -125,7 +125,7 @@ def _with_traces(plan: PartsPlan, request: Request, found: Found) -> PartsPlan:
     return replace(plan, parts=parts, captured=request.captured)
 
 
-def _carried_over(plan: PartsPlan, request: Request, found: Found) -> PartsPlan:
+def _carried_over(plan: PartsPlan, request: PartsRequest, found: Found) -> PartsPlan:
     """The same schedules for other shapes; where one does not keep its goal there, one that holds as small a share.
 
     Raises
@@ -158,7 +158,7 @@ def _with_trace(plan: Plan, path: str, units: Sequence[Unit]) -> Plan:
     raise PlanMismatch(f"{path!r} has another graph here")
 
 
-def _check(request: Request, plan: PartsPlan) -> None:
+def _check(request: PartsRequest, plan: PartsPlan) -> None:
     checked = verify(request.model, request.sample, plan)
     if not checked.ok:
         raise ParityError(

@@ -29,7 +29,7 @@ from ..measure.measured_step import Subject
 from ..serve.verify import subject
 from ..tensors import tree
 from ..trace import call_arguments
-from .dividing import Request, held_throughout
+from .dividing import PartsRequest, held_throughout
 from .finding import Found
 from .known_ways import digest, read, write
 
@@ -37,7 +37,7 @@ FORMAT = "rekindle.remembered_parts/1"
 VERSION = 1  # raise it whenever a request leads to another plan: plans that are older are then not used
 
 
-def place(request: Request, s: Subject, found: Found) -> Path | None:
+def place(request: PartsRequest, s: Subject, found: Found) -> Path | None:
     """The file of the plan for a request whose stages were found.
 
     None : such a plan is not remembered, as where parts of forward run outside of stages.
@@ -50,7 +50,7 @@ def place(request: Request, s: Subject, found: Found) -> Path | None:
     return folder / digest([made_by, question(request), held_throughout(request, s), stages, found.staged.graphs])
 
 
-def recall(path: Path | None, request: Request, seconds: float) -> PartsPlan | None:
+def recall(path: Path | None, request: PartsRequest, seconds: float) -> PartsPlan | None:
     """The plan in the file; None: there is none. seconds : what it took to ask."""
     found = read(path, FORMAT, partial(_plan, request.options))
     if found is None:
@@ -74,7 +74,7 @@ def keep(path: Path | None, plan: PartsPlan) -> None:
         write(path, {"format": FORMAT, "plan": plan.to_json(), "offer": plan.offer})
 
 
-def question(request: Request) -> dict[str, Any]:
+def question(request: PartsRequest) -> dict[str, Any]:
     """All on which the plans depend, but for measured costs and the state of the model: processes should not differ there."""
     options, captured = request.options, request.captured
     args, kwargs = call_arguments(request.sample)

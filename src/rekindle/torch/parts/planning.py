@@ -22,14 +22,14 @@ from ..tensors.precision import deterministic
 from ..tensors.sharded import class_name
 from . import compiled_finding, known_plans, words
 from .compiled_search import compiled_choices, is_far
-from .dividing import Dividing, Request
+from .dividing import Dividing, PartsRequest
 from .finding import Finder, Found
 from .searching import search
 
 log = logging.getLogger("rekindle")
 
 
-def plan_parts(request: Request, found: Found | None = None, keeps_caches: bool | None = None) -> PartsPlan:
+def plan_parts(request: PartsRequest, found: Found | None = None, keeps_caches: bool | None = None) -> PartsPlan:
     """The plans of a model's parts under one goal. The model is left as it was.
 
     found : its parts; None: they are looked for. keeps_caches : whether the step makes key-value caches; None: as it must.
@@ -71,7 +71,7 @@ def plan_parts(request: Request, found: Found | None = None, keeps_caches: bool 
         return plan
 
 
-def _in_one_piece(request: Request, s: Subject, found: Found, keeps_caches: bool) -> Dividing | None:
+def _in_one_piece(request: PartsRequest, s: Subject, found: Found, keeps_caches: bool) -> Dividing | None:
     """The model compiled in one piece, if its stages are unlike each other: they then save no time of compilation, and each
     border between two costs kernels that one piece fuses. None: three stages are equal, or it fails in one piece."""
     kinds = Counter(u.module.kind for u in found.units if isinstance(u.module, Stage))
@@ -119,7 +119,7 @@ def _better(tried: Sequence[Dividing], begin: float) -> PartsPlan:
     return min(made, key=lambda x: x[0].seconds)[1]
 
 
-def find(request: Request, s: Subject) -> Found:
+def find(request: PartsRequest, s: Subject) -> Found:
     """The parts of the model of a request.
 
     Raises

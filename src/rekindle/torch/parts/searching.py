@@ -20,7 +20,7 @@ from ..measure import trial
 from ..measure.measured_step import Subject
 from ..measure.recording import signature
 from ..run import stages
-from ..run.bound import Bound
+from ..run.bound import BoundPlan
 from ..tensors.sharded import class_name
 from ..trace import plain_forward
 from .again_ways import again_ways
@@ -79,7 +79,7 @@ def _wrong(unit: Unit, way: Way, options: PlanOptions) -> str:
     assert unit.trace is not None
     try:
         finish = stages.finish(unit.trace.lowered)
-        bound = Bound(unit.module, unit.trace, as_part_plan(unit.trace.graph, way, options, finish))
+        bound = BoundPlan(unit.module, unit.trace, as_part_plan(unit.trace.graph, way, options, finish))
         with unit.given.surroundings(unit.module):
             found = trial.differences(unit.module, plain_forward(unit.module), bound, unit.given.call)
     except torch.OutOfMemoryError:

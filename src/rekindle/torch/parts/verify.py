@@ -21,7 +21,7 @@ from ..compiled.compiled_forward import CompiledForward
 from ..measure.as_before import as_before
 from ..measure.caches import without_caches
 from ..measure.comparison import compare, without_others_draws
-from ..measure.measured_step import LossOf, Way
+from ..measure.measured_step import Calls, LossOf
 from ..serve.verify import Check, Steps, as_check, check_step, subject
 from ..tensors.precision import deterministic
 from ..trace import plain_forward
@@ -100,7 +100,7 @@ def _check(model: nn.Module, sample: Any, plan: PartsPlan, loss: LossOf | None, 
     ):
         ours, theirs = steps.run("planned"), steps.plain_if_it_fits()
         found = without_others_draws(compare(ours, theirs, fake), [(ours, partial(steps.run, "planned"))])
-        return steps.checked(found, ours, theirs, plan, way=Way.ONCE, held=True, count_flops=count_flops)
+        return steps.checked(found, ours, theirs, plan, way=Calls.ONCE, held=True, count_flops=count_flops)
 
 
 def _check_compiled(steps: Steps, plan: PartsPlan, compile: CompileOptions) -> Check:
@@ -113,7 +113,7 @@ def _check_compiled(steps: Steps, plan: PartsPlan, compile: CompileOptions) -> C
                 stack.enter_context(part.as_it_is())
         theirs, apart = reference(eager, partial(steps.run, "planned"), compile)
     found = compare(ours, theirs, False, rounded(ours, apart))
-    held = steps.run("planned", Way.HELD).peak
+    held = steps.run("planned", Calls.HELD).peak
     made = as_check(found, ours, eager, plan.activation_peak_bytes, None, held)
     return replace(made, eager_difference=apart)
 

@@ -45,7 +45,7 @@ class _Origins:
     aliased: dict[int, Origin]
 
 
-class Bound:
+class BoundPlan:
     """Runs one plan for the calls that it fits.
 
     plan, trace : the plan and the trace that it was made for, rewritten as the plan says.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from ..run.bound import Bound
+from ..run.bound import BoundPlan
 from ..situation.module_call import Key, ModuleCall
 from ..situation.numbers import Place, numbers_in, replaced
 
@@ -38,18 +38,18 @@ class BoundPlans:
     """
 
     def __init__(self) -> None:
-        self._by_key: dict[Key, list[Bound]] = {}
+        self._by_key: dict[Key, list[BoundPlan]] = {}
         self.changing: dict[tuple[Place, ...], None] = {}
 
-    def __iter__(self) -> Iterator[Bound]:
+    def __iter__(self) -> Iterator[BoundPlan]:
         for family in [*self._by_key.values()]:
             yield from family
 
-    def family(self, key: Key) -> list[Bound]:
+    def family(self, key: Key) -> list[BoundPlan]:
         """The plans for calls with this key, the one that ran last first."""
         return self._by_key.get(key, [])
 
-    def find(self, model: nn.Module, key: Key, call: ModuleCall) -> Bound | None:
+    def find(self, model: nn.Module, key: Key, call: ModuleCall) -> BoundPlan | None:
         """The plan for the call; None: there is none. Every plan gets a quick look before any gets a thorough one, since a
         module may alternate between two states."""
         keys = [key]
@@ -60,20 +60,20 @@ class BoundPlans:
                 keys.append(k)
         return next(filter(None, (self._in_family(k, model, call, False) for k in keys)), None)
 
-    def _in_family(self, key: Key, model: nn.Module, call: ModuleCall, at_a_glance: bool) -> Bound | None:
+    def _in_family(self, key: Key, model: nn.Module, call: ModuleCall, at_a_glance: bool) -> BoundPlan | None:
         for b in self.family(key):
             if b.serves(model, call, at_a_glance):
                 self._put_first(key, b)
                 return b
         return None
 
-    def add(self, bound: Bound) -> None:
+    def add(self, bound: BoundPlan) -> None:
         """Let this plan serve calls too."""
         while self._no_room_for(bound):
             self.remove(min(self, key=lambda b: b.turn))
         self._put_first(bound.trace.key, bound)
 
-    def _no_room_for(self, bound: Bound) -> bool:
+    def _no_room_for(self, bound: BoundPlan) -> bool:
         every = [*self]
         if len(every) < SETTINGS.plans_least:
             return False
@@ -86,7 +86,7 @@ class BoundPlans:
         while len(self.changing) > CHANGING_MOST:
             self.changing.pop(next(iter(self.changing)))
 
-    def remove(self, bound: Bound) -> None:
+    def remove(self, bound: BoundPlan) -> None:
         """Let this plan serve no more calls."""
         key = bound.trace.key
         left = [b for b in self.family(key) if b is not bound]
@@ -95,7 +95,7 @@ class BoundPlans:
         else:
             self._by_key.pop(key, None)
 
-    def _put_first(self, key: Key, bound: Bound) -> None:
+    def _put_first(self, key: Key, bound: BoundPlan) -> None:
         """Try this plan first next time. Lists are replaced, not changed: another thread may be reading them."""
         family = self.family(key)
         if not family or family[0] is not bound:

@@ -10,15 +10,15 @@ import torch
 from torch import nn
 
 from ..private import pytree
-from ..run.bound import Bound
+from ..run.bound import BoundPlan
 from ..situation.module_call import Key, ModuleCall
 from ..situation.numbers import Attribute, Place, name_of, numbers_in, replaced
 from ..situation.values import constants, key_of
 
 
 def changed_numbers(
-    model: nn.Module, key: Key, call: ModuleCall, bound: Bound
-) -> tuple[Bound, tuple[Place, ...]] | None:
+    model: nn.Module, key: Key, call: ModuleCall, bound: BoundPlan
+) -> tuple[BoundPlan, tuple[Place, ...]] | None:
     """(the plan, places of the numbers that differ) if the call differs from the planned one only in numbers; else None."""
     theirs = bound.trace
     if (theirs.key[0], theirs.key[2]) != (key[0], key[2]) or bound.numbers.places or theirs.fake:
@@ -43,7 +43,7 @@ def changed_numbers(
     return (bound, tuple(places)) if places else None
 
 
-def numbers_of(bound: Bound, places: tuple[Place, ...]) -> dict[Place, Any] | None:
+def numbers_of(bound: BoundPlan, places: tuple[Place, ...]) -> dict[Place, Any] | None:
     """The numbers that stood at these places when the plan was made."""
     was = numbers_in(bound.trace.spec)
     found: dict[Place, Any] = {}

@@ -17,7 +17,7 @@ from ...model.plan import Plan
 from ...planning import plan_files
 from .. import private
 from ..run import shared_casts
-from ..run.bound import Bound
+from ..run.bound import BoundPlan
 from ..run.own_forward import SwitchedForward
 from ..situation import module_call as calls
 from ..situation.module_call import ModuleCall
@@ -52,7 +52,7 @@ class PlannedForward(SwitchedForward):
         self._used = self.is_checked = False
         self._turn = 0
         self._unbound: list[tuple[Trace, Plan]] = []  # plans of a copy, whose submodules exist only after the copying
-        self.last: Bound | None = None
+        self.last: BoundPlan | None = None
         self.share_memory: list[weakref.ref[nn.Parameter]] = []  # parameters elsewhere that use memory of this module's
 
     def serve_too(self, model: nn.Module, plan: Plan) -> None:
@@ -100,7 +100,7 @@ class PlannedForward(SwitchedForward):
         return "" if bound is None else bound.runner.program.source
 
     @property
-    def bounds(self) -> Iterator[Bound]:
+    def bounds(self) -> Iterator[BoundPlan]:
         """Every plan on the module, as it is bound."""
         return iter(self._replanner.plans)
 
@@ -132,7 +132,7 @@ class PlannedForward(SwitchedForward):
 
     def _bound_for(
         self, model: nn.Module, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Bound, ModuleCall] | None:
+    ) -> tuple[BoundPlan, ModuleCall] | None:
         """(the plan that runs the call, the call); None: the call runs plain."""
         if not self._used and not self.is_checked:
             self._used = True
@@ -181,7 +181,7 @@ class PlannedForward(SwitchedForward):
         bound.uses += 1
         return bound, call
 
-    def _say_of_gradients(self, model: nn.Module, bound: Bound) -> None:
+    def _say_of_gradients(self, model: nn.Module, bound: BoundPlan) -> None:
         """Say once that the loop keeps or drops gradients where the plan counts on the opposite."""
         traced = bound.trace
         if bound.had_gradient and traced.options.gradients != "kept":

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from ..run.bound import Bound
+from ..run.bound import BoundPlan
 from ..situation.guards import Expected, Guards
 from ..situation.module_call import Key
 from ..situation.values import apart_from_identity
@@ -98,7 +98,7 @@ class Refusals:
         return count + sum(k[0] == key[0] for k in self._failed)
 
 
-def _wasted(bound: Bound) -> bool:
+def _wasted(bound: BoundPlan) -> bool:
     return bound.uses <= HARDLY_USED_RUNS
 
 

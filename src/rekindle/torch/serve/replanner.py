@@ -28,7 +28,7 @@ from ..measure import trial
 from ..measure.variation import communicates
 from ..measure.witness import Witness
 from ..rewrite.rewritten import with_sums_here
-from ..run.bound import Bound
+from ..run.bound import BoundPlan
 from ..situation.numbers import Place, name_of, read
 from ..tensors import tree
 from ..tensors.sharded import order_that_works, own_class, sharded_parameter
@@ -99,7 +99,7 @@ class Replanner:
         twin.refusals, twin._fixed = Refusals(twin.plans), set(self._fixed)
         return twin
 
-    def bind(self, model: nn.Module, traced: Trace, plan: Plan) -> Bound:
+    def bind(self, model: nn.Module, traced: Trace, plan: Plan) -> BoundPlan:
         """Let the plan serve the module."""
         dropped = set(tree.opaque_kinds(traced.lowered.captured.output_spec)) - self._left_out
         if dropped:
@@ -108,12 +108,12 @@ class Replanner:
                 "results of type %s hold state for later calls, not gradients; planned calls return None in their place",
                 ", ".join(sorted(dropped)),
             )
-        bound = Bound(model, traced, plan)
+        bound = BoundPlan(model, traced, plan)
         self._let_go()
         self.plans.add(bound)
         return bound
 
-    def new_plan(self, new: NewCall) -> Bound | None:
+    def new_plan(self, new: NewCall) -> BoundPlan | None:
         """A plan for the call; None: the call runs plain.
 
         Raises
@@ -153,7 +153,7 @@ class Replanner:
             self._remember(new)
             return None
 
-    def _made(self, new: NewCall) -> Bound | None:
+    def _made(self, new: NewCall) -> BoundPlan | None:
         """The plan from a file if it fits the call, else a plan of its own; None: the call runs plain."""
         try:
             found, fits = self._loaded.look_at(new, may_wait=self.on_new_shape != "error")
@@ -203,7 +203,7 @@ class Replanner:
         self.leave_plain(new, f", and {why}", kind="sharded")
 
     # -- a plan of its own -------------------------------------------------------------------------------------------
-    def _planned(self, new: NewCall, found: Trace | None) -> Bound | None:
+    def _planned(self, new: NewCall, found: Trace | None) -> BoundPlan | None:
         """A plan for the call; None: the call runs plain. found : the call's trace, if it was made already."""
         family = self.plans.family(new.key)
         if self.on_new_shape != "plan" and not family:
@@ -236,7 +236,7 @@ class Replanner:
         self._tell(new, made, how)
         return bound
 
-    def _following(self, new: NewCall) -> Bound | None:
+    def _following(self, new: NewCall) -> BoundPlan | None:
         """A plan for a call whose step follows from the steps of other lengths. None: it does not, or the plain step runs
         other ops than were expected; then the call is captured."""
         if not self.check or self.on_new_shape != "plan":
@@ -261,7 +261,7 @@ class Replanner:
             self.plans.remove(bound)
         return None
 
-    def _with_changing_numbers(self, new: NewCall) -> Bound | None:
+    def _with_changing_numbers(self, new: NewCall) -> BoundPlan | None:
         """A plan of the same graph that takes Python numbers as inputs; None: this call differs from every planned call in
         more than such numbers, or they cannot be inputs."""
         found = next(filter(None, (changed_numbers(new.model, new.key, new.call, b) for b in self.plans)), None)
@@ -278,7 +278,7 @@ class Replanner:
         self.say(f"{new.words}: {names} {are} of its plan from now on, made in {new.took:.1f} s")
         return bound
 
-    def _with_inputs(self, new: NewCall, like: Bound, places: tuple[Place, ...]) -> Bound | None:
+    def _with_inputs(self, new: NewCall, like: BoundPlan, places: tuple[Place, ...]) -> BoundPlan | None:
         """The plan `like` with the numbers at these places as inputs; None: they cannot be."""
         numbers, before = read(places, new.call.spec, new.model), numbers_of(like, places)
         if numbers is None or before is None:
@@ -318,7 +318,7 @@ class Replanner:
             return least
 
     # -- helpers -----------------------------------------------------------------------------------------------------
-    def _tried(self, new: NewCall, bound: Bound, witness: Witness | None = None) -> str:
+    def _tried(self, new: NewCall, bound: BoundPlan, witness: Witness | None = None) -> str:
         """How the new plan's step differs from the plain step, in words; then the plan is dropped. "" if nothing differs, or if
         no check was asked for. witness : watches the plain step."""
         if not self.check or bound.trace.fake or communicates(bound.trace.graph):

@@ -26,7 +26,7 @@ from .. import accept
 from ..measure.as_before import as_before
 from ..measure.comparison import KINDS, Compared, compare, unless_plain_steps_vary, without_others_draws
 from ..measure.first_difference import explained
-from ..measure.measured_step import LossOf, Outcome, Subject, Way, flops, run
+from ..measure.measured_step import Calls, LossOf, Outcome, Subject, flops, run
 from ..private import fake_mode_of
 from ..rewrite.closeness import NOTHING, Loose, loose
 from ..run.sample import Sample
@@ -170,8 +170,8 @@ def check_step(
         # the plan of the step that was measured: a second call may bind another
         used = (planned if planned.last is None else planned.last).plan
         may = NOTHING if planned.last is None else loose(planned.last.trace.lowered.captured)
-        found = _compared(steps, planned, ours, theirs, Way.ONCE, may)
-        way = Way.ONCE if found.differences else Way.TWICE
+        found = _compared(steps, planned, ours, theirs, Calls.ONCE, may)
+        way = Calls.ONCE if found.differences else Calls.TWICE
         ours, theirs = ours.figures(), None if theirs is None else theirs.figures()
         adds_up = planned.last is not None and planned.last.runner.adds_up
         if theirs is not None and not fake and (ours.drew or theirs.drew or adds_up):
@@ -191,7 +191,7 @@ class Steps:
     forwards: Mapping[str, Callable[..., Any]]
     around: Mapping[str, Callable[[], AbstractContextManager[Any]]] = field(default_factory=dict)
 
-    def run(self, which: str, way: Way = Way.ONCE) -> Outcome:
+    def run(self, which: str, way: Calls = Calls.ONCE) -> Outcome:
         """Run one step. which : "planned" or "plain"."""
         with self._around(which):
             return run(self.s, self.forwards[which], which, way)
@@ -203,7 +203,7 @@ class Steps:
         return None
 
     def checked(
-        self, found: Compared, ours: Outcome, theirs: Outcome | None, plan: Plan | PartsPlan, *, way: Way, held: bool,
+        self, found: Compared, ours: Outcome, theirs: Outcome | None, plan: Plan | PartsPlan, *, way: Calls, held: bool,
         count_flops: bool = False,
     ) -> Check:  # fmt: skip
         """The check of these steps, with the figures and the cause that further steps tell.
@@ -218,7 +218,7 @@ class Steps:
             ours.peak = as_trained.run("planned").peak
             if theirs is not None:
                 theirs.peak = as_trained.run("plain").peak
-        top = as_trained.run("planned", Way.HELD).peak if held else None
+        top = as_trained.run("planned", Calls.HELD).peak if held else None
         cause = ""
         if found.differences:
             name = type(self.s.model).__name__
@@ -301,11 +301,11 @@ def _compare_twice(steps: Steps, planned: PlannedForward, may: Loose) -> Compare
     through both. may : what may differ by rounding."""
     bound = planned.last
     adds_up = bound is not None and bound.runner.adds_up
-    found = _twice(steps, planned, Way.JOINED, may, vary=not adds_up)
+    found = _twice(steps, planned, Calls.JOINED, may, vary=not adds_up)
     if found.differences and bound is not None and adds_up:
         # The sums of one backward through both calls may round differently; a warning says so when such a call is made.
         wrong = [k for k in ("loss", "buffers", "rng") if not found.equal[k]]
-        apart = _twice(steps, planned, Way.TWICE, may)
+        apart = _twice(steps, planned, Calls.TWICE, may)
         if not wrong and not apart.differences:
             bound.runner.let_round()
             return Compared(dict.fromkeys(KINDS, True), varying=apart.varying)
@@ -313,7 +313,7 @@ def _compare_twice(steps: Steps, planned: PlannedForward, may: Loose) -> Compare
     return found
 
 
-def _twice(steps: Steps, planned: PlannedForward, way: Way, may: Loose, vary: bool = True) -> Compared:
+def _twice(steps: Steps, planned: PlannedForward, way: Calls, may: Loose, vary: bool = True) -> Compared:
     nothing = Compared(dict.fromkeys(KINDS, True))
     try:
         theirs = steps.run("plain", way)
@@ -328,7 +328,7 @@ def _twice(steps: Steps, planned: PlannedForward, way: Way, may: Loose, vary: bo
 
 
 def _compared(
-    steps: Steps, planned: PlannedForward, ours: Outcome, theirs: Outcome | None, way: Way, may: Loose
+    steps: Steps, planned: PlannedForward, ours: Outcome, theirs: Outcome | None, way: Calls, may: Loose
 ) -> Compared:
     """The comparison of a planned step with a plain one. Where gradients alone differ, and fused attention varies from step to
     step, further plain steps tell how far gradients may be apart."""
