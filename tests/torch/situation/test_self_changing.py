@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -180,6 +180,8 @@ OTHERS: dict[str, Change] = {
     "cast": lambda m: m.unused.double(),
 }  # fmt: skip
 REALLOCATES = ("memory", "resize_ of itself")  # memory that forward frees itself comes back at another address
+# torch never again resizes memory that `numpy()` has looked at: forward has then put its size out of reach, and an error says so
+RESIZES, FIXES = {*REALLOCATES, "resize_"}, {"numpy", "numpy in a list"}
 
 tensor_changes = st.tuples(st.sampled_from([*OF_TENSORS]), st.sampled_from(TENSORS))
 changes = st.one_of(tensor_changes, st.sampled_from([*OTHERS]))
@@ -204,6 +206,8 @@ def made(change: Any, only_at: int | None) -> Change:
 def models(draw: st.DrawFn) -> tuple[Model, bool]:
     """(a model, whether its memory may come back at another address)."""
     drawn = draw(st.lists(changes, min_size=1, max_size=3))
+    kinds = {c if isinstance(c, str) else c[0] for c in drawn}
+    assume(not (kinds & RESIZES and kinds & FIXES))
     only_at = draw(st.sampled_from([None, None, 1, 2, 5]))
     cut = draw(st.integers(0, len(drawn)))
     made_of = [made(c, only_at) for c in drawn]
