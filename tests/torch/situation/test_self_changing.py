@@ -180,7 +180,7 @@ OTHERS: dict[str, Change] = {
     "cast": lambda m: m.unused.double(),
 }  # fmt: skip
 REALLOCATES = ("memory", "resize_ of itself")  # memory that forward frees itself comes back at another address
-# torch never again resizes memory that `numpy()` has looked at: forward has then put its size out of reach, and an error says so
+# torch never again resizes memory that `numpy()` has looked at: its size cannot be put back then, as an error says
 RESIZES, FIXES = {*REALLOCATES, "resize_"}, {"numpy", "numpy in a list"}
 
 tensor_changes = st.tuples(st.sampled_from([*OF_TENSORS]), st.sampled_from(TENSORS))
