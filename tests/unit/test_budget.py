@@ -20,6 +20,13 @@ def kind(x: Any) -> str:
     return f"{type(x).__name__} {str(x)[:20]!a}" if not isinstance(x, int) else f"{x.bit_length()} bits"
 
 
+@pytest.mark.parametrize("power", range(1, 5))
+def test_every_unit_counts_its_bytes(power: int) -> None:
+    decimal, binary = "KMGT"[power - 1] + "B", "KMGT"[power - 1] + "iB"
+    assert (parse_bytes(f"3{decimal}"), parse_bytes(f"3{binary}")) == (3 * 1000**power, 3 * 1024**power)
+    assert parse_bytes("3B") == 3
+
+
 @pytest.mark.parametrize(
     ("budget", "goal"),
     [
