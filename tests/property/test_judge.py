@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rekindle.errors import FormatError
+from rekindle.errors import FormatError, UsageError
 from rekindle.model.graph import Graph, Op, Value
 from rekindle.model.judge import simulate, simulate_plain
 from rekindle.model.schedule import Free, Run, Schedule
@@ -130,6 +130,22 @@ def test_rows_and_steps_are_the_same_schedule(graph: Graph) -> None:
     assert np.array_equal(written.array, lowered.array)
     assert written.runs == lowered.runs
     assert written != Schedule(lowered.steps, lowered.graph_hash, "another")
+
+
+def test_rows_name_every_value_that_is_written_into() -> None:
+    steps = (Run(0), Run(1, into=0), Run(2, into=3), Free(0), Run(3, into=-7))
+    rows = [[0, 0, -1], [0, 1, 0], [0, 2, 3], [1, 0, -1], [0, 3, -2]]
+    made = Schedule(steps, "hash", "hand")
+    assert made.array.tolist() == rows
+    assert Schedule._from_array(np.array(rows[:4], np.int64), "hash", "hand").steps == steps[:4]
+    assert repr(made) == "Schedule('hand', 4 runs, 1 frees)"
+    assert Schedule((), "hash").array.shape == (0, 3)
+
+
+@pytest.mark.parametrize("steps", [3, None, [Run(0), "run"], [0]])
+def test_what_is_no_step_is_refused(steps: object) -> None:
+    with pytest.raises(UsageError, match="is no step"):
+        Schedule(steps, "hash")  # type: ignore[arg-type]
 
 
 def test_an_op_that_may_not_run_twice() -> None:
