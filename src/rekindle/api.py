@@ -65,14 +65,14 @@ def plan(
         "thorough" for the best plan it can find. Other solvers take no notice.
     time_limit : seconds that the solver may take; None: as long as `effort` asks for.
     seed : randomised solvers give the same plan for the same seed.
-    cache : the plan is remembered on disk, and read from there at the next start; see `remembered`.
+    cache : remember the plan on disk, and read it from there at the next start.
     parity : "bitwise": loss, gradients, buffers and random state are eager's, bit for bit. "close" also admits plans that add
         up a parameter's gradient in another order, split along a batch-like dimension.
     or_least : where no plan keeps the budget, the plan of least memory takes its place, and its sentence says by how much it
         misses the budget.
     unused : results that the training loop does not read, as they were named in `trace`; None: those of the trace.
-    gradients : how the loop treats gradients, as in `trace`; None: as the trace says. A budget that is a fraction leaves
-        gradients out, so that they count as kept.
+    gradients : how the loop treats gradients, as in `trace`; None: as the trace says. For a budget that is a fraction
+        they always count as kept.
     target : a device name; seconds are then the roofline of that device, not measured. For the sizes of that device's attention
         too, name it in `trace`.
     progress : called with one line of text now and then. None: where planning takes more than two seconds, stderr shows what
@@ -82,7 +82,7 @@ def plan(
     ------
     InfeasibleBudget : no plan fits (without `or_least`); the message names the smallest peak that can be reached, the certified
         bound and its op.
-        For a Trace, that peak is a budget in bytes that is kept with the results held, and asking for it works.
+        For a Trace, asking for that peak as a budget in bytes works, also where results are held.
     UsageError : no goal or several goals, an unknown solver, cost, parity or target, other `unused` results than the trace's.
     """
     asked = PlanOptions(
@@ -122,7 +122,7 @@ def _plan_for(what: Trace | Graph, options: PlanOptions) -> Plan:
 
 def replan_with(traced: Trace, options: PlanOptions, known: Sequence[Plan]) -> Replanned:
     """A plan in the middle of a run, where plans of the same module are `known`: see `carrying.replan_graph`. The step is
-    rewritten as those of known plans are."""
+    rewritten as for known plans."""
     from .torch.serve.plan_rewritten import rewritten_alike
     from .torch.serve.plan_trace import plan_trace
 
@@ -178,14 +178,14 @@ def apply(model: nn.Module, plan: Plan | PartsPlan, on_new_shape: str = "plan") 
     A plan made in this process brings its trace; one from a file is bound at the model's first call. In `eval()`
     (unless the model was traced in `eval()`) and under `no_grad` the model runs as before.
 
-    on_new_shape : how a call runs that was not planned for. "plan": by a new plan for the same goal, made with the same
+    on_new_shape : how a call without a plan runs. "plan": by a new plan for the same goal, made with the same
         options, once per signature; "plain": without a plan, with one warning; "error": not at all (PlanMismatch).
 
     Raises
     ------
     PlanMismatch : the plan belongs to a different module.
     ParityError : the plan was made without tensors and runs ops in slices, which are not proven to give the same bits on this
-        device; of a plan from a file this is found, and raised, at the first call.
+        device; a plan from a file raises it at the first call.
     UsageError : `model` is no module (or a wrapper of one), `plan` no Plan, `on_new_shape` unknown.
     """
     from .torch import accept as torch_accept
@@ -278,12 +278,12 @@ def checkpoint(
     `rekindle.trace`; `on_new_shape` as in `apply`. The plan is at `model.forward.plan`. If anything fails the model is left as
     it was.
 
-    strict : how a model is treated that cannot be captured whole. False: its largest parts that can be captured are planned
+    strict : how to treat a model that cannot be captured whole. False: its largest parts that can be captured are planned
         under the one goal, and a line on stderr says which; True: TraceError.
-    parts : names of submodules, or patterns such as "blocks.*": they are planned, and not the model as a whole. Then the model
-        itself makes all its results, `unused` ones too.
-    compile : True, or a dict of torch.compile's arguments: the model's forward, cut at its repeated blocks, or the submodules
-        of `parts`, are compiled, each in the measured way that keeps the goal at the least time. Numbers are those of the same
+    parts : names of submodules, or patterns such as "blocks.*": they are planned, and not the model as a whole. `unused`
+        is then refused: the model itself makes its results.
+    compile : compile the model's forward, cut at its repeated blocks, or the submodules of `parts`, each in the measured
+        way that keeps the goal at the least time; True, or a dict of torch.compile's arguments. Numbers are those of the same
         parts compiled without a plan, to rounding.
 
     Raises

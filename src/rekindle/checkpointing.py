@@ -105,7 +105,7 @@ class Checkpointing:
     def planned(self) -> tuple[Plan | PartsPlan, Plan | None]:
         """(the plan, the plan of later calls).
 
-        The second is None where all calls can run by the first. It is the first itself where the first call cannot be planned,
+        The second is None where all calls can run by the first. Both are the same plan where the first call cannot be planned
         and runs plain. The model is as it was.
         """
         model, asked, progress = self.model, self.asked, self.asked.options.progress

@@ -26,7 +26,7 @@ def best(graph: Graph, weights: np.ndarray, overhead: float, seconds: float = 1.
     """The best bound on the peak of every schedule whose extra cost is at most `overhead`.
 
     seconds : about how long it may take. Work is counted rather than timed as far as possible.
-    upper : the peak of a schedule within that cost, where one is known: nothing is done beyond proving it best.
+    upper : the peak of a known schedule within that cost, or None: work ends once it is proven best.
     """
     found = at_overhead(graph, weights, overhead)
     for attempt in (_looking_ahead, _at_one_run, _at_several_runs, _by_search):
@@ -42,7 +42,7 @@ def _looking_ahead(graph: Graph, weights: np.ndarray, overhead: float, seconds: 
 
 
 def _at_one_run(graph: Graph, weights: np.ndarray, overhead: float, seconds: float, upper: int | None) -> Bound:
-    """One stage: relaxed at the ops where most waits, then in whole numbers at the one that says most."""
+    """One stage: relaxed at the ops where most waits, then in whole numbers at the best of them."""
     large = int(graph.needed.sum()) > STAGED_MOST_OPS
     ops = most_waiting(graph, LARGE_RELAXED_OPS if large else _cuts(graph, seconds))
     relaxed = []
@@ -61,7 +61,7 @@ def _cuts(graph: Graph, seconds: float) -> int:
 
 
 def _at_several_runs(graph: Graph, weights: np.ndarray, overhead: float, seconds: float, upper: int | None) -> Bound:
-    """Several stages in whole numbers, through the op where most waits."""
+    """Several stages in whole numbers, through the op of `at_overhead`."""
     found = single_op(graph)
     ops = most_waiting(graph, 1)
     if int(graph.needed.sum()) > STAGED_MOST_OPS or not ops:

@@ -62,7 +62,7 @@ def folded_paths(root: Node) -> dict[str, str]:
 
 
 def pattern_of(path: str, patterns: dict[str, str]) -> str:
-    """The pattern of a path; below a known module, such as the path of a parameter, of that module and the rest as it is.
+    """The pattern of a path; below a known module, as a parameter is, that module's pattern and the rest as it is.
 
     >>> pattern_of("h.3.fc.weight", {"h.3.fc": "h.*.fc"}), pattern_of("loss", {"": ""})
     ('h.*.fc.weight', 'loss')

@@ -211,7 +211,7 @@ def _submodule(pl_module: nn.Module, name: str) -> nn.Module:
 
 
 def _text_of(file: Path | None) -> str | None:
-    """The text of a plan's file; None: there is no such file. "" is no plan."""
+    """The text of a plan's file; None: there is none; "": it is unreadable."""
     if file is None or not file.exists():
         return None
     try:

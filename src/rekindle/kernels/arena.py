@@ -12,7 +12,7 @@ from .compiled import entry
 def lives(steps, graph):
     """int64 [lives, 4] rows (first step, last step, bytes, value; -1: workspace) of a valid schedule.
 
-    Every production starts a life, but for a first output written over an input: that goes on with the input's life,
+    Every production starts a life, except a first output written over an input: it continues the input's life,
     which keeps its size. A second copy of a live value lives for one step, and so does workspace.
     """
     size = graph.bytes

@@ -32,7 +32,7 @@ CLOSE = "close"
 _LESS = {"normal": "quick"}
 
 # When rewritten graphs are searched. All are guesses. The floor is the working set of the captured step's largest op.
-# Of the floor: no rewrite is looked for where as much must wait beside some op, however it is computed
+# No rewrite is looked for where tensors that must wait beside some op take this share of the floor.
 WAITING_SHARE = 0.85
 # The captured step is searched first where a bound shows that its peak is more than so many times the floor.
 BINDS_TIMES = 1.1
@@ -44,21 +44,21 @@ ROOMY_TIMES = 1.7
 # For least memory, smaller saves that lower the floor are searched where the captured step's plan takes at most so many times
 # the floor.
 NEAR_FLOOR_TIMES = 1.7
-WORTH_SHARE = 0.97  # of the floor: smaller plans are searched for where a rewrite lowers the floor to it
+WORTH_SHARE = 0.97  # rewritten steps are searched where rewrites lower the floor to this share of it
 # With effort "thorough", rewritten steps are searched where a region in slices lowers the floor to this share of it.
 LOW_SHARE = 0.6
 # Before a budget is refused, larger regions are tried if it is at least this share of the smallest peak found.
 REFUSAL_SHARE = 0.6
-# Of the floor: where slices that may round bring the peak no lower, those of the same bits are tried too
+# Where slices that may round leave the peak above this share of the floor, exact ones are tried too.
 LITTLE_SHARE = 0.9
-FAR_OVERHEAD = 0.2  # from which larger regions are taken
+FAR_OVERHEAD = 0.2  # if allowed, regions are larger
 CHEAP_OVERHEAD = 0.01  # of a plan within a budget, up to which no other is searched for
 
 
 class Family(Protocol):
     """The graphs of one step, as it was captured and with rewrites: they are found, made and costed when they are asked for.
 
-    `costed`, `sums` and `plan` are asked of variants whose `graph` was made.
+    Call `costed`, `sums` and `plan` only after the variant's `graph`.
     """
 
     def smaller_saves(self, packed: bool = True) -> Steps:
@@ -205,12 +205,12 @@ class Choice:
         return _found(self.family.smaller_saves, ())
 
     def _slices_of(self, far: bool, rounding: bool = True, packed: bool = True) -> Steps:
-        """Rewrites with regions in slices; () where looking for them fails. rounding : False: of the same bits, even if the
-        plan need only be close."""
+        """Rewrites with regions in slices; () where looking for them fails. rounding : False: exact ones, even if the plan
+        need only be close."""
         return _found(partial(self.family.in_slices, far, self.close and rounding, packed), ())
 
     def _floor_binds(self) -> bool:
-        """Whether no bound lies above the floor: the largest op alone may prevent a smaller plan of the captured step."""
+        """Whether no bound lies far above the floor: then the largest op alone may prevent a smaller plan."""
         graph, overhead = self.captured, self.options.goal.max_overhead
         if overhead is None:
             bound = bounds.look_ahead(graph)
@@ -307,7 +307,7 @@ def _floor(graph: Graph) -> int:
 
 
 def _found(look: Callable[[], T], nothing: T) -> T:
-    """What `look` gives; `nothing` where it fails: a rewrite that cannot be made takes no plan away."""
+    """The result of `look`, or `nothing` where it fails: a failed rewrite must not prevent a plan."""
     try:
         return look()
     except PlanMismatch as e:  # an op in slices would lay out its result in another way

@@ -15,8 +15,8 @@ Effort says how far this goes. "quick" looks at a stretch once, briefly, "normal
 
 1. more of the fast solvers are asked, and a sweep of the whole curve by `storages` and `anneal` gives seeds too;
 2. chains are longer, and `anneal` polishes what they find as sequences of runs;
-3. what lies in the stretch is pressed (`Polish.press`): at the same cost the least peak, with the values included that searches
-   leave out because they weigh next to nothing;
+3. plans in the stretch are pressed (`Polish.press`) to the least peak at the same cost, counting the tiny values that searches
+   leave out;
 4. in the lowest stretch, where small changes of known plans lead nowhere, searches begin anew: `storages`, `rotor`, `dtr`,
    `beam`, and two by FLOPs (see `anew`);
 5. on graphs of up to 128 ops the exact search answers at round peaks of the stretch where it can;
@@ -24,7 +24,7 @@ Effort says how far this goes. "quick" looks at a stretch once, briefly, "normal
 
 On large graphs (more than `proposals.LARGE_OPS` ops) fewer solvers are asked, and steps 3 and 5 are left out.
 
-Both cores are used; the result is the same for the same seed, unless a time limit or an interruption (Ctrl-C) cuts the search
+Two threads search; the result is the same for the same seed, unless a time limit or an interruption (Ctrl-C) cuts the search
 short, which then gives the best so far. A time limit beyond half a minute makes the thorough search work longer.
 
 Optimality: proven on small graphs, or where a bound is met (`status`); else `gap` tells the distance.

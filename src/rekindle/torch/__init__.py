@@ -1,1 +1,1 @@
-"""Everything that knows PyTorch. `capture`, `eager` and `known` alone touch its private surface."""
+"""Everything that knows PyTorch. `private` and `compiled.compiler` alone import private names."""

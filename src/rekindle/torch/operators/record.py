@@ -29,13 +29,13 @@ class Operator:
         order (batch norms): a slice across an inner dimension must be copied. Found by trying all ops on the CPU.
     copies_gaps : its kernels copy arguments with gaps before they compute: a slice with gaps has the bits of one without.
     exact : where slices have the bits of the whole because of the way in which it computes; "": nowhere for certain. Every
-        element of its result is an element of an argument or one number, or comes from those at its place by comparisons, or by
-        operations that IEEE 754 rounds in one way: so it is the same in a vector of elements and alone. Others (exp, erf, …)
-        are approximated, by one formula in vectors, by another alone.
+        element of its result is a copied element or number, or comes from the elements at its place by comparisons or by
+        operations that IEEE 754 rounds in one way: so it is the same in a vector and alone. Other operations (exp, erf, …)
+        are approximated, by one formula in vectors and another alone.
     same_bits : whether slices have the bits of the whole, as measured on a CPU (see `known_bits`).
     vectors : its kernels go through memory in vectors: element by element, or along the last dimension, whichever dimension
         they add up; "": neither is known.
-    sample : valid arguments in place of random numbers, for those that other operators make for this one.
+    sample : valid values, not random ones, for arguments that other operators make for this one.
     positive : it takes positive numbers.
     on_host : arguments that a GPU's kernel reads on the host, where the forward op left them, though fake tensors place them on
         the GPU. A kernel that is given them on the GPU ends the process.
@@ -49,8 +49,8 @@ class Operator:
     unwritten : it allocates memory and writes nothing to it.
     run : makes the call that runs an overload outside of autograd, where the plain call computes otherwise than autograd's or
         takes more memory (see `corrected`).
-    shape_only : (position of an argument that it reads for its shape only, of one that gives a stand-in its memory). Its
-        results are laid out as the first, so only contiguous tensors are replaced: a stand-in has no layout.
+    shape_only : (position of an argument that it reads for its shape only, of one in whose memory a stand-in lies). Its
+        results are laid out as the former, so only contiguous tensors are replaced: a stand-in has no layout.
     saved : (what it reads in a smaller save, of which layer), in words.
     """
 

@@ -42,10 +42,10 @@ from .words import Covered, covered
 # All are guesses.
 DIVISIONS_MOST = 4  # that are tried by a measured step
 UNUSED_SHARE = 0.03  # of a budget, that may stay unused without another division
-# Parts are not planned that hold less than this share of what a step holds between forward and backward, and of its peak.
+# Parts that hold less than this share of a step's bytes between forward and backward, and of its peak, are not planned.
 COUNTS_SHARE = 0.005
-# Steps of a sharded model by one division, of which the largest peak counts: on the CPU the buffers in which parameters and
-# gradients travel come and go in threads of gloo, later in one step than in another.
+# Steps of a sharded model by one division; the largest peak counts. On the CPU, threads of gloo make and free the buffers in
+# which parameters and gradients travel, later in one step than in another.
 SHARDED_STEPS = 3
 
 
@@ -77,7 +77,7 @@ def held_throughout(request: PartsRequest, s: Subject) -> int:
 
 @dataclass(frozen=True)
 class _Answer:
-    """A division with the peak of a step that calls every unit, and of the measured one, in bytes without resident ones."""
+    """A division; the peaks of a step that calls every unit and of the measured step, without resident bytes."""
 
     division: Division
     peak: int
@@ -93,14 +93,14 @@ class Dividing:
         self._uses_up = request.captured.gradients == "consumed"
         self.theirs: Outcome | None = None  # the plain step; of compiled parts, with every part compiled as it is
         self.eager: Outcome | None = None  # the plain step, which another division of the same request may have run
-        self.apart: float | None = None  # of that step from eager's, as `reference` gives it
+        self.apart: float | None = None  # distance of `theirs` from eager, by `reference`
         self.plain_peak: int | None = None  # of a plain step that calls every unit, without resident bytes
         self.seconds = math.inf  # of all parts in a step by the plan, once it is made
         self.resident = held_throughout(request, s)
 
     @property
     def keeps_goal(self) -> bool:
-        """Whether the plan keeps the goal that was asked for, and is not the least where none does."""
+        """Whether the plan keeps the goal as asked; else no plan does, and it is the least."""
         return self.goal == self.options.goal
 
     @property
@@ -145,7 +145,7 @@ class Dividing:
 
     # -- measured steps ----------------------------------------------------------------------------------------------
     def _run_plain(self) -> None:
-        """One plain step, with whose numbers and peak the others are compared; none if it does not fit the device."""
+        """Run a plain step, to compare others with its numbers and peak, unless it does not fit the device."""
         if self.eager is not None or not self.request.check and self.goal.fraction is None:
             self.theirs = self.eager
             return
@@ -157,7 +157,7 @@ class Dividing:
         self.eager = self.theirs
 
     def _run_min_cut(self) -> None:
-        """The step with every part compiled as it is, with whose numbers those of other ways are compared."""
+        """Run the step with every part compiled as it is, to compare other ways with its numbers."""
         how = self.choices.compile or CompileOptions()
         with without_caches(self.model, self.choices.keeps_caches), self.choices.applied(self.choices.min_cut()):
             self.theirs, self.apart = reference(self.eager, partial(self._run, "planned"), how)
@@ -205,8 +205,8 @@ class Dividing:
         return between(levels.found, watched.calls, used, is_open)
 
     def _in_vain(self, before: Between) -> set[int]:
-        """The numbers of the units whose plans gain nothing: no call of the step ran by them, or all parts like them hold next
-        to nothing of what it holds. `found.plain` names them."""
+        """The numbers of the units whose plans gain nothing: no call of the step ran by the plan, or all equal parts together
+        hold next to nothing. `found.plain` names the units."""
         units, ways, least = self.choices.units, self.choices.ways, self.choices.least()
         held = [n * w[0].figures.held_bytes for w, n in zip(ways, before.calls, strict=True)]
         every, runs, vain = sum(held) + before.at_end_bytes, self.choices.step().runs, dict[int, str]()
@@ -249,7 +249,7 @@ class Dividing:
 
     # -- the division ------------------------------------------------------------------------------------------------
     def _divide(self, before: Between, step: Step) -> _Answer:
-        """The division that keeps the goal at the least cost, or for other goals the one of the least peak."""
+        """The division that keeps a budget at the least cost; for other goals, the one of least peak."""
         limit = aim = self._limit()
         as_measured = self.choices.step(before.moments)
         best: _Answer | None = None
@@ -286,7 +286,7 @@ class Dividing:
         return divide(step, most_extra=None if most is None else most * self.choices.plain_cost(step.calls))
 
     def _limit(self) -> int | None:
-        """Bytes beside those held during the whole step that the goal allows; None: the goal is no budget."""
+        """Bytes that the goal allows beside those held during the whole step; None: the goal is no budget."""
         goal = self.goal
         if goal.budget is not None:
             return goal.budget - self.resident

@@ -36,7 +36,7 @@ class PlannedForward(SwitchedForward):
     """The object that `apply` puts in place of a module's forward. It holds one plan per kind of call and state of the module.
 
     plain : the module's own forward. plan : the plan that `apply` was given. last : the plan that ran last, as it is bound.
-    is_checked : it is a check that calls the module.
+    is_checked : whether a check calls the module.
     """
 
     def __init__(

@@ -89,7 +89,7 @@ class ModuleCall:
         for t in self.tensors:
             if t.layout is not torch.strided or t.is_nested:
                 return "a nested tensor" if t.is_nested else f"a tensor of layout {t.layout}"
-            if t.is_inference():  # torch keeps none for backward, and a plan may keep what eager does not
+            if t.is_inference():  # torch saves none for backward, and a plan may save what eager does not
                 return "a tensor made under torch.inference_mode"
         return ""
 

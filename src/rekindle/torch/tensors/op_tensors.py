@@ -56,7 +56,7 @@ def storage_of(t: torch.Tensor) -> Any:
 
 
 def content_bytes(t: torch.Tensor) -> bytes:
-    """The bytes of a tensor's elements, in order. Of a copy: memory that `numpy()` has looked at can never be resized again."""
+    """The bytes of a tensor's elements, in order. It reads a copy: memory that `numpy()` has seen can never be resized."""
     copied = t.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
     return copied.cpu().flatten().view(torch.uint8).numpy().tobytes() if t.numel() else b""
 
