@@ -225,7 +225,7 @@ def plan_that_sums(make: Callable[..., Any], asked: list[str]) -> Callable[..., 
 def test_rows_of_plans_that_need_only_be_close(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(api, "plan", plan_that_sums(api.plan, asked))
-    monkeypatch.setattr("rekindle.torch.serve.verify.verify", lambda *a, **k: type("Check", (), {"ok": False}))
+    monkeypatch.setattr("rekindle.torch.parts.verify.verify", lambda *a, **k: type("Check", (), {"ok": False}))
     exact, close = bench.run_suite("smoke", ["cnn"], ["none", "none~close"], jobs=1)
     assert asked[-2:] == ["bitwise", "close"]
     assert (exact["status"], exact["slices"], exact["sums"]) == ("failed", 0, [])
