@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 import rekindle
+from marks import every
 from rekindle import Plan, RekindleError, Schedule, Trace
 from rekindle.torch.run.stages import LastReads
 
@@ -189,7 +190,7 @@ def _makers(graph: rekindle.Graph, op: int) -> list[int]:
 
 
 @pytest.mark.parametrize("write", [in_place, by_data, new_data])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", every(3, MODELS))
 def test_an_optimizer_that_steps_inside_backward(name: str, write: Callable[[Any], None]) -> None:
     x, found = traced(name)
     expected = trained(stepping(fresh(name), write), x)

@@ -96,7 +96,7 @@ def step(model: nn.Module, x: torch.Tensor) -> None:
     model(x)[0].backward()
 
 
-@pytest.mark.parametrize("options", every(4, OPTIONS), ids=lambda o: ",".join(f"{k}" for k in o))
+@pytest.mark.parametrize("options", every(8, OPTIONS), ids=lambda o: ",".join(f"{k}" for k in o))
 @pytest.mark.parametrize(
     "way", [checkpointed, planned, planned_for_a_target, of_a_frontier, loaded, loaded_twice, copied]
 )

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import rekindle
+from marks import every
 from rekindle.torch.measure.as_before import as_before, same
 from rekindle.torch.situation import tensor_state
 from rekindle.torch.situation.tensor_state import fingerprint
@@ -464,7 +465,7 @@ MOVES: dict[str, Callable[[Any, Tensor], Any]] = {
 # fmt: on
 
 
-@pytest.mark.parametrize("kind", MOVES)
+@pytest.mark.parametrize("kind", every(3, MOVES))
 def test_a_forward_that_moves_its_tensors_is_refused_by_its_line(kind: str) -> None:
     torch.manual_seed(0)
     model = Changing(MOVES[kind], first_call_alone=False)
@@ -476,7 +477,7 @@ def test_a_forward_that_moves_its_tensors_is_refused_by_its_line(kind: str) -> N
     assert kind == "resized" or "plan the submodules that do no such thing: parts=['a', 'b']" in str(error.value)
 
 
-@pytest.mark.parametrize("kind", MOVES)
+@pytest.mark.parametrize("kind", every(3, MOVES))
 def test_a_first_call_that_moves_tensors_runs_plain_and_later_ones_by_the_plan(kind: str) -> None:
     torch.manual_seed(0)
     model = Changing(MOVES[kind], first_call_alone=True)
