@@ -122,17 +122,17 @@ def divide(step: Step, *, budget: int | None = None, most_extra: float | None = 
     return Division(cheaper.chosen, cheaper.peak_bytes, cheaper.extra, small.bound)
 
 
-def offer(step: Step, found: Division, plain: float, limit: int | None, resident: int) -> tuple[int, float] | None:
-    """(bytes, overhead) of a somewhat larger budget that costs far less than `found`, as of a Plan; None: there is none.
+def offer(step: Step, found: Division, plain: float, limit: int | None) -> tuple[int, float] | None:
+    """(bytes, overhead) of a somewhat larger budget that costs far less than `found`; None: there is none.
 
-    plain : cost of the plain step. limit : bytes that `found` had to keep, without the `resident` ones; None: no budget.
+    plain : cost of the plain step. limit : bytes that `found` had to keep; None: no budget. Resident bytes count nowhere.
     """
     if limit is None or found.extra < planner.STEEP_OVERHEAD * plain:
         return None
     for x in np.linspace(1.0, planner.OFFER_REACH, 4)[1:]:
         larger = divide(step, budget=int(limit * x))
         if larger is not None and larger.extra <= planner.OFFER_SHARE * found.extra:
-            return larger.peak_bytes + resident, larger.extra / plain
+            return larger.peak_bytes, larger.extra / plain
     return None
 
 

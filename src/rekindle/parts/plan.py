@@ -141,27 +141,29 @@ class PartsPlan(AnyPlan):
         """How the parts were captured."""
         return self.captured
 
+    def beside_resident(self, peak_bytes: int) -> int:
+        """Bytes of a peak beside those that are held during the whole step."""
+        return peak_bytes - self.resident_bytes
+
     @property
     def activation_peak_bytes(self) -> int:
         """peak_bytes without what is held during the whole step."""
-        return self.peak_bytes - self.resident_bytes
+        return self.beside_resident(self.peak_bytes)
 
     @property
     def sentence(self) -> str:
         """One plain sentence: does the step fit, at what price, what is covered."""
-        limit = self.goal.budget
+        limit, plain = self.goal.budget, self.beside_resident(self.baseline_peak_bytes or 0)
         price = f"at most {percent(self.overhead)} {COST_WORDS[self.cost]}"
         if self.captured.compile is not None:
             price += " over the fastest compiled parts"
         fits = (
             f"fits: {of_bytes(self.peak_bytes, limit)}"
             if limit is not None
-            else takes_words(
-                self.options.missed(self.goal), self.peak_bytes, self.resident_bytes, self.baseline_peak_bytes or 0
-            )
+            else takes_words(self.options.missed(self.goal), self.peak_bytes, self.resident_bytes, plain)
         )
         tail = f"; not counted: {self.not_counted}" if self.not_counted and limit is not None else ""
-        steep = offer_words(self.offer, self.goal, self.resident_bytes, self.baseline_peak_bytes or 0)
+        steep = offer_words(self.offer, self.goal, self.beside_resident, plain)
         return f"{', '.join([fits, price, *steep])}, {self.covered}, solved in {self.solve_seconds:.1f} s{tail}"
 
     def _rows(self) -> list[tuple[str, str]]:

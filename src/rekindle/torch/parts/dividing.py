@@ -312,6 +312,7 @@ class Dividing:
         plain = self.choices.plain_cost(step.calls)
         self.seconds = plain + division.extra
         parts, used = self.choices.parts(division.chosen)
+        steep = offer(step, division, plain, self._limit())
         return PartsPlan(
             module_name=class_name(self.model),
             parts=tuple(parts),
@@ -327,7 +328,7 @@ class Dividing:
             solve_seconds=time.monotonic() - begin,
             not_counted=not_counted(self.model) if self.request.captured.optimizer is None else "",
             input_bytes=bytes_of(self.s.sample.tensors),
-            offer=offer(step, division, plain, self._limit(), self.resident),
+            offer=None if steep is None else (steep[0] + self.resident, steep[1]),
             keeps_caches=self.choices.keeps_caches,
             stages=self.found.stages,
             asked=self.options,
