@@ -116,7 +116,7 @@ def _part_sizes(plan: PartsPlan) -> dict[str, tuple[int, Sizes]]:
 
 
 def _differences_of_parts(a: PartsPlan, b: PartsPlan, names: tuple[str, str]) -> tuple[str, ...]:
-    """Which parts are in one plan alone, and the differences of the first part whose graphs differ."""
+    """Sentences that name the parts which only one of the plans has, and say how the graphs of the first unlike part differ."""
     here, there = ({part.path: part for part in p.parts} for p in (a, b))
     found = []
     for one, two, whose in ((here, there, names[0]), (there, here, names[1])):

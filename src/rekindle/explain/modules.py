@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ..model.graph import Graph
 
 NUMBERED = re.compile(r"(.*?)(\d{1,18})", re.DOTALL)  # Python does not read numbers of thousands of digits
-LEVELS_MOST = 100  # of a path that are told apart; a tree of modules is gone through by recursion
+LEVELS_MOST = 100  # names of a path that become levels of the tree; functions here walk it by recursion
 
 
 @dataclass
@@ -134,7 +134,9 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def paths_pattern(paths: Sequence[str], every: Sequence[str]) -> str:
-    """One pattern for some of these paths, where they differ in one number; else the first path and how many more.
+    """One pattern for paths that differ in one number; for other paths the first one, and how many more there are.
+
+    every : all paths there are; a number that takes every value among them is written "*".
 
     >>> paths_pattern(["h.0", "h.1"], ["h.0", "h.1", "head"]), paths_pattern(["h.0", "h.1"], ["h.0", "h.1", "h.2"])
     ('h.*', 'h.0-1')

@@ -99,7 +99,7 @@ class PlanRequest(NamedTuple):
     def of(
         cls, graph: Graph, options: PlanOptions, finish: Finish | None, bookkeeping: int | None, plain_bytes: int | None
     ) -> PlanRequest:
-        """The request of these options for a graph. Arguments as `planner.plan_graph`."""
+        """The request for a plan of the graph by these options. Takes the arguments of `planner.plan_graph`."""
         spare = bookkeeping if options.goal.budget is not None else None
         scorer = Scorer(graph, options.cost, finish, spare, plain_bytes)
         baseline = scorer.score(Schedule.baseline(graph))

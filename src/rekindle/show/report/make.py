@@ -72,7 +72,7 @@ def write_report(
 
 
 def page(document: dict[str, Any]) -> str:
-    """The HTML of a document. It loads nothing: the browser is told to refuse every request, and every other script."""
+    """The HTML of a document. The page loads nothing: it tells the browser to refuse all requests and all other scripts."""
     script = "\n".join(_file(name) for name in SCRIPTS)
     style = _file("report.css")
     return Template(_file("report.html")).substitute(

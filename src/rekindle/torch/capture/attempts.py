@@ -26,7 +26,7 @@ from .trace_errors import BY_LINE, changed_in_backward, depends_on_itself, trace
 log = logging.getLogger(__name__)
 
 
-# Attempts in which a further class of submodules is told that it is being compiled, before the whole step is. A guess.
+# Attempts, each of which tells one more class of submodules that torch.compile runs it; after them, one tells all. A guess.
 KINDS_MOST = 2
 NAMES_MOST = 2  # of tensors, in a message
 # Made once: torch keeps a context variable for each such object, and a thread's context never lets go of a variable.

@@ -39,7 +39,7 @@ MEASURING_VERSION = 3  # raise it whenever operators are run or timed differentl
 
 # Limits of the cache. All are guesses, far above what was seen.
 FILE_MOST_BYTES = 64 * 2**20  # a larger file is not read; one operator takes about 200 bytes
-# An entry outside of these is invalid: no operator is as quick, and none takes or holds more.
+# The seconds and the bytes of a valid entry: no operator is faster than the first number, or takes more than the others.
 _ENTRY_S, _ENTRY_MOST_BYTES = (1e-10, 1e5), 2**44
 LOCK_WAIT_S = 10.0  # for another process that writes; after it nothing is stored, and a later process measures again
 

@@ -206,7 +206,7 @@ class Steps:
         self, found: Compared, ours: Outcome, theirs: Outcome | None, plan: Plan | PartsPlan, *, way: Calls, held: bool,
         count_flops: bool = False,
     ) -> Check:  # fmt: skip
-        """The check of these steps, with the figures and the cause that further steps tell.
+        """The check of the two steps. Runs more steps for the figures, and to find the cause of a difference.
 
         found : the comparison of `ours`, the planned step, with `theirs`, the plain one; None: it did not fit. way : how the
         steps were called that differ. held, count_flops : whether these are wanted.

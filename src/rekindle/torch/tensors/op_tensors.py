@@ -57,8 +57,8 @@ def storage_of(t: torch.Tensor) -> Any:
 
 def content_bytes(t: torch.Tensor) -> bytes:
     """The bytes of a tensor's elements, in order. It reads a copy: memory that `numpy()` has seen can never be resized."""
-    copied = t.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
-    return copied.cpu().flatten().view(torch.uint8).numpy().tobytes() if t.numel() else b""
+    copied = t.detach().resolve_conj().resolve_neg().to("cpu", copy=True)  # a GPU holds nothing twice
+    return copied.contiguous().flatten().view(torch.uint8).numpy().tobytes() if t.numel() else b""
 
 
 def storages_of(tensors: Iterable[torch.Tensor]) -> dict[int, Any]:
