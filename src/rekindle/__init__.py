@@ -21,10 +21,10 @@ from .errors import (
     TraceError,
     UsageError,
 )
-from .model.graph import Graph, Op, Value
+from .model.graph import Graph, Link, Op, Value
 from .model.judge import Simulation, simulate
 from .model.plan import Plan
-from .model.schedule import Free, Run, Schedule
+from .model.schedule import Fetch, Free, Offload, Run, Schedule
 from .parts.files import load
 from .parts.plan import PartsPlan
 from .show import faces as _faces  # noqa: F401  gives plans their reports and explanations
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from .torch.trace import Trace, trace
 
 __all__ = [
-    "Check", "Estimate", "FormatError", "Free", "Graph", "InfeasibleBudget", "LargestBatch", "Op", "ParityError",
+    "Check", "Estimate", "Fetch", "FormatError", "Free", "Graph", "InfeasibleBudget", "LargestBatch", "Link", "Offload", "Op",
+    "ParityError",
     "PartsPlan", "Plan", "PlanMismatch", "RekindleError", "RekindleWarning", "Run", "Schedule", "Simulation", "Trace",
     "TraceError", "UsageError", "Value", "__version__", "apply", "checkpoint", "cite", "estimate", "frontier", "largest_batch",
     "load", "plan", "restore", "simulate", "trace", "verify", "zoo",

@@ -43,6 +43,8 @@ def plan(
     cache: bool = True,
     parity: str = "bitwise",
     or_least: bool = False,
+    offload: bool | str = False,
+    host_budget: str | int | None = None,
     unused: Sequence[str] | None = None,
     gradients: str | None = None,
     target: str | None = None,
@@ -70,6 +72,9 @@ def plan(
         up a parameter's gradient in another order, split along a batch-like dimension.
     or_least : where no plan keeps the budget, the plan of least memory takes its place, and its sentence says by how much it
         misses the budget.
+    offload : True: values may be copied to the host's pinned memory and back in time, where the link has time for it ("auto":
+        only where there is a link, so not on a CPU). Needs cost="seconds".
+    host_budget : "16GiB" or bytes that the host may hold of them; None: what the plan needs.
     unused : results that the training loop does not read, as they were named in `trace`; None: those of the trace.
     gradients : how the loop treats gradients, as in `trace`; None: as the trace says. For a budget that is a fraction
         they always count as kept.
@@ -88,7 +93,7 @@ def plan(
     asked = PlanOptions(
         Goal.parse(budget, max_overhead, minimize),
         solver=solver, cost=cost, effort=effort, time_limit=time_limit, seed=seed, cache=cache, parity=parity,
-        or_least=or_least, progress=progress,
+        or_least=or_least, offload=offload, host_budget=host_budget, progress=progress,
     )  # fmt: skip
     options = accept.search(asked)
     accept.unused_of(what, unused)
@@ -263,6 +268,8 @@ def checkpoint(
     must_save: Sequence[str] = (),
     parity: str = "bitwise",
     or_least: bool = False,
+    offload: bool | str = False,
+    host_budget: str | int | None = None,
     unused: Sequence[str] = (),
     gradients: str = "kept",
     strict: bool = False,
@@ -274,9 +281,9 @@ def checkpoint(
     """Plan, apply and check by one measured step: the model comes back and trains within the budget.
 
     `sample` is what the model is called with: a tensor, a tuple of positional arguments or a dict of keyword arguments.
-    Goals, solver, `parity` and `or_least` as in `plan`; `loss`, `optimizer`, `must_save`, `unused` and `gradients` as in
-    `rekindle.trace`; `on_new_shape` as in `apply`. The plan is at `model.forward.plan`. If anything fails the model is left as
-    it was.
+    Goals, solver, `parity`, `or_least`, `offload` and `host_budget` as in `plan`; `loss`, `optimizer`, `must_save`, `unused`
+    and `gradients` as in `rekindle.trace`; `on_new_shape` as in `apply`. The plan is at `model.forward.plan`. If anything fails
+    the model is left as it was.
 
     strict : how to treat a model that cannot be captured whole. False: its largest parts that can be captured are planned
         under the one goal, and a line on stderr says which; True: TraceError.

@@ -20,6 +20,7 @@ from .saying.progress import Progress, listener
 from .saying.sizes import MOST_BYTES, parse_bytes
 
 LOSSES = ("auto", "all")  # see `rekindle.trace`
+OFFLOADS = (False, True, "auto")  # see `rekindle.plan`
 EFFORTS = ("quick", "normal", "thorough")  # see `rekindle.plan`
 PARITIES = ("bitwise", "close")  # see `rekindle.plan`
 GRADIENTS = ("kept", "fresh", "consumed")  # see `rekindle.trace`
@@ -163,6 +164,8 @@ class PlanOptions:
     cache : plans are remembered on disk, and read from there.
     parity : "bitwise", or "close": then a plan may add up a parameter's gradient in another order.
     or_least : where no plan keeps the budget, the one of least memory is made in its place; see `missed`.
+    offload : whether values may be copied to the host: False; True; "auto", where the link to it is fast enough to gain.
+    host_budget : bytes that the host may hold of them; None: what the plan needs.
     progress : called with one line of text now and then; None: news and progress go to stderr; False: silence. Not saved in
         plan files.
     """
@@ -176,6 +179,8 @@ class PlanOptions:
     cache: bool = True
     parity: str = "bitwise"
     or_least: bool = False
+    offload: bool | str = False
+    host_budget: int | None = None
     progress: Progress = field(default=None, compare=False, repr=False)
 
     @property

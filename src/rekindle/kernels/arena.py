@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .arrays import FREE, RUN
+from .arrays import FETCH, FREE, OFFLOAD, RUN
 from .compiled import entry
 
 
@@ -12,7 +12,7 @@ from .compiled import entry
 def lives(steps, graph):
     """int64 [lives, 4] rows (first step, last step, bytes, value; -1: workspace) of a valid schedule.
 
-    Every production starts a life, except a first output written over an input: it continues the input's life,
+    Every production and every fetch starts a life, except a first output written over an input: it continues the input's life,
     which keeps its size. A second copy of a live value lives for one step, and so does workspace.
     """
     size = graph.bytes
@@ -23,6 +23,8 @@ def lives(steps, graph):
         if steps[s, 0] == RUN:
             o = steps[s, 1]
             cap += out_ptr[o + 1] - out_ptr[o] + 1
+        elif steps[s, 0] == FETCH:
+            cap += 1
     rows = np.empty((cap, 4), np.int64)
     at = np.full(len(size), -1, np.int64)  # the life of each live value
     m = 0
@@ -31,6 +33,13 @@ def lives(steps, graph):
         if steps[s, 0] == FREE:
             rows[at[i], 1] = s - 1
             at[i] = -1
+            continue
+        if steps[s, 0] == OFFLOAD:
+            continue
+        if steps[s, 0] == FETCH:
+            rows[m, 0], rows[m, 1], rows[m, 2], rows[m, 3] = s, s, size[i], i
+            at[i] = m
+            m += 1
             continue
         into = steps[s, 2]
         for j in range(out_ptr[i], out_ptr[i + 1]):

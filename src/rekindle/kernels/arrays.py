@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-RUN, FREE = 0, 1  # kinds of the steps of a schedule
+RUN, FREE, OFFLOAD, FETCH = 0, 1, 2, 3  # kinds of the steps of a schedule
 
 
 class Arrays(NamedTuple):

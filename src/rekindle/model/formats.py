@@ -1,10 +1,11 @@
-"""Files of graphs and schedules as JSON: `rekindle.graph/1`, `rekindle.schedule/1`; never pickle.
+"""Files of graphs and schedules as JSON: `rekindle.graph/1`, `rekindle.schedule/1` and `/2`; never pickle.
 
 Reading refuses another format and a missing or mistyped field. It returns a whole object or raises.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -13,11 +14,14 @@ from typing import Any
 from ..errors import FormatError
 from ..printed import name, value
 from .files import read_text, write_text
-from .graph import DESCRIBING, Graph, Op, Value
+from .graph import DESCRIBING, Graph, Link, Op, Value
 from .op_names import filled_in
-from .schedule import Free, Run, Schedule, Step
+from .schedule import Fetch, Free, Offload, Run, Schedule, Step
 
 GRAPH, SCHEDULE, PLAN = "rekindle.graph/1", "rekindle.schedule/1", "rekindle.plan/1"
+SCHEDULE_WITH_COPIES = "rekindle.schedule/2"  # its steps may be copies to and from the host too
+_STEPS: dict[str, type[Free] | type[Offload] | type[Fetch]] = {"free": Free, "offload": Offload, "fetch": Fetch}
+_KEYS = {step: key for key, step in _STEPS.items()}
 MODULE_LEVELS_MOST = 1_000  # of the path of an op's module; PyTorch itself fails on modules within more modules
 OBJECTS_MOST_BYTES = 2**30  # that a document takes in memory; the plan of 100,000 ops takes about a quarter of it
 _TAKES_BYTES = {
@@ -45,6 +49,7 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
         ],
         "keep": list(graph.keep),
         "resident_bytes": graph.resident_bytes,
+        **({} if graph.link is None else {"link": dataclasses.asdict(graph.link)}),
     }  # fmt: skip
 
 
@@ -76,34 +81,56 @@ def graph_from_json(doc: Any, where: str = "graph") -> Graph:
         raise FormatError(
             f"{where}: op {deep[0]} is of a module within {MODULE_LEVELS_MOST:,} others, and no model has so many"
         )
-    return Graph(values, traced, r.ints("keep"), r.whole("resident_bytes", 0), r.text("name", "graph"))
+    link = None if r.doc.get("link") is None else link_from_json(r.doc["link"], f"{where}: link")
+    return Graph(values, traced, r.ints("keep"), r.whole("resident_bytes", 0), r.text("name", "graph"), link)
+
+
+def link_from_json(doc: Any, where: str) -> Link:
+    """The link of a graph's document.
+
+    Raises
+    ------
+    FormatError : a field is missing or of the wrong type.
+    """
+    r = Reader(doc, where)
+    rates = r.number("out_bytes_per_s"), r.number("in_bytes_per_s")
+    return Link(*rates, r.number("copy_s", 0.0), r.flag("both_at_once", True))
 
 
 def steps_to_json(schedule: Schedule) -> list[dict[str, int]]:
     """The `steps` of a schedule document."""
     return [
-        {"free": s.value} if isinstance(s, Free) else {"run": s.op} if s.into is None else {"run": s.op, "into": s.into}
+        ({"run": s.op} if s.into is None else {"run": s.op, "into": s.into}) if isinstance(s, Run)
+        else {_KEYS[type(s)]: s.value}
         for s in schedule.steps
-    ]
+    ]  # fmt: skip
+
+
+def schedule_format(schedule: Schedule) -> str:
+    """The format in which a schedule is written: the first one that can hold it, so that older versions read it too."""
+    return SCHEDULE_WITH_COPIES if schedule.moves else SCHEDULE
 
 
 def schedule_from_json(doc: Any, where: str = "schedule") -> Schedule:
-    """The Schedule of a `rekindle.schedule/1` document. `simulate` tells whether it is valid for a graph.
+    """The Schedule of a `rekindle.schedule/1` or `/2` document. `simulate` tells whether it is valid for a graph.
 
     Raises
     ------
-    FormatError : not `rekindle.schedule/1`, or a field missing or of the wrong type.
+    FormatError : neither format, or a field missing or of the wrong type.
     """
-    r = Reader(doc, where, SCHEDULE)
+    copies = isinstance(doc, dict) and doc.get("format") == SCHEDULE_WITH_COPIES
+    r = Reader(doc, where, SCHEDULE_WITH_COPIES if copies else SCHEDULE)
+    keys = set(_STEPS) if copies else {"free"}
     steps: list[Step] = []
     for i, s in enumerate(r.items("steps")):
         p = Reader(s, f"{where}: step {i}")
-        if set(s) == {"free"}:
-            steps.append(Free(p.whole("free")))
+        if len(s) == 1 and (key := next(iter(s))) in keys:
+            steps.append(_STEPS[key](p.whole(key)))
         elif set(s) in ({"run"}, {"run", "into"}):
             steps.append(Run(p.whole("run"), p.whole("into") if "into" in s else None))
         else:
-            raise FormatError(f'{where}: step {i} is {value(s)}; a step is {{"run": op}} or {{"free": value}}')
+            of_values = " or ".join(f'{{"{key}": value}}' for key in sorted(keys, reverse=True))
+            raise FormatError(f'{where}: step {i} is {value(s)}; a step is {{"run": op}} or {of_values}')
     return Schedule(tuple(steps), r.text("graph_hash"), r.text("solver", ""))
 
 

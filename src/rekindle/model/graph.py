@@ -25,6 +25,7 @@ OPERATOR, BOUNDARY, SNAPSHOT, COPY, ACCUMULATE = "aten", "boundary", "snapshot",
 KINDS = (OPERATOR, BOUNDARY, SNAPSHOT, COPY, ACCUMULATE)
 DESCRIBING = ("module", "kind", "target", "shape")  # the optional fields of an `Op`, "" where unknown
 COSTS = ("seconds", "flops", "unit")
+MOST_BYTES_PER_S = 1e18  # of a link
 MOST_SECONDS = 1e18  # of all ops together: sums and products of costs stay far from the largest float
 MOST_BYTES = 2**53  # of all values together, 8 PiB: certificates count bytes in floats, exact up to here
 MOST_FLOPS = 2**62  # of all ops together: the most that a 64-bit count holds
@@ -87,6 +88,26 @@ class Op:
         return (self.kind, self.target, self.shape) if self.kind or self.target else None
 
 
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How fast values are copied between the device and the host's memory.
+
+    out_bytes_per_s, in_bytes_per_s : to the host and back.
+    copy_s : seconds that a copy takes beside them.
+    both_at_once : copies to the host and back run at the same time; else they take turns.
+    """
+
+    out_bytes_per_s: float
+    in_bytes_per_s: float
+    copy_s: float = 0.0
+    both_at_once: bool = True
+
+    @property
+    def rates(self) -> tuple[float, float, float, bool]:
+        """The link as compiled loops take it: (seconds per byte to the host, back, seconds of a copy, both at once)."""
+        return 1 / self.out_bytes_per_s, 1 / self.in_bytes_per_s, float(self.copy_s), bool(self.both_at_once)
+
+
 @dataclass(frozen=True)
 class Graph:
     """The values and ops of one training step. `ops` stand in a valid order, which is the baseline order.
@@ -95,6 +116,7 @@ class Graph:
     keep : ids of the values that must be live at the end.
     resident_bytes : bytes held during the whole step: parameters, buffers, gradients, inputs.
     name : for reports.
+    link : how fast the device that the seconds are of copies values to the host and back; None: not measured. Not hashed.
 
     Raises
     ------
@@ -107,6 +129,7 @@ class Graph:
     keep: tuple[int, ...]
     resident_bytes: int = 0
     name: str = "graph"
+    link: Link | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -280,5 +303,9 @@ def _validate(g: Graph) -> None:
         raise FormatError(f"{graph} takes more FLOPs than can be counted")
     if not sum(o.seconds for o in g.ops) <= MOST_SECONDS:
         raise FormatError(f"{graph} takes more than {MOST_SECONDS:g} seconds; that is no time of a step")
+    if g.link is not None:
+        rates = (g.link.out_bytes_per_s, g.link.in_bytes_per_s)
+        if not all(0 < x <= MOST_BYTES_PER_S for x in rates) or not 0 <= g.link.copy_s <= MOST_SECONDS:
+            raise FormatError(f"{graph}: {g.link} is no link; bytes per second are above 0 and seconds at least 0")
     if g.resident_bytes < 0:
         raise FormatError(f"{graph}: resident_bytes is {g.resident_bytes}; it cannot be negative")

@@ -24,9 +24,9 @@ def result_values(graph: Graph) -> np.ndarray:
     return read[(graph.arrays.producer[read] >= 0) & (graph.arrays.bytes[read] > 0)]
 
 
-def held_peak(graph: Graph, schedule: Schedule) -> int:
-    """The judge's peak in bytes, resident bytes included, where the caller holds every result of forward until the step is
-    over. A result that is made again while the caller holds it counts twice. O(steps + edges).
+def held_memory(graph: Graph, schedule: Schedule) -> np.ndarray:
+    """int64 [runs]: bytes held during each run, resident ones included, where the caller holds every result of forward to the
+    end of the step. A result that is made again while the caller holds it counts twice. O(steps + edges).
 
     Raises
     ------
@@ -34,11 +34,10 @@ def held_peak(graph: Graph, schedule: Schedule) -> int:
     """
     memory = simulate(graph, schedule).memory
     rows = schedule.array
-    runs = rows[:, 0] == RUN
     results = result_values(graph)
     if len(results):
         memory = memory + _left_to_the_caller(graph, rows, results)
-    return int(memory[runs].max()) if runs.any() else graph.resident_bytes
+    return memory[rows[:, 0] == RUN]
 
 
 def _left_to_the_caller(graph: Graph, rows: np.ndarray, results: np.ndarray) -> np.ndarray:

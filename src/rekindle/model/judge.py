@@ -6,7 +6,7 @@ plain Python, to be read and to be tested against.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,19 +14,22 @@ from ..errors import FormatError, UsageError
 from ..kernels import judge as _judge
 from ..printed import name
 from .graph import Graph
-from .schedule import FREE, RUN, Free, Run, Schedule
+from .schedule import FETCH, OFFLOAD, RUN, Fetch, Free, Offload, Run, Schedule
 
 
 @dataclass(frozen=True)
 class Simulation:
     """Peak memory and cost of a schedule, as the judge (`simulate`) computes them.
 
-    peak_bytes : the most memory held during any run, resident bytes included.
+    peak_bytes : the most memory held during any run or fetch, resident bytes included.
     peak_step : index of the step where it is held.
     memory : int64 [steps], bytes during each run and after each free, resident bytes included.
     runs : int64 [ops], how often each op runs.
-    seconds, flops : sums over runs.
+    seconds, flops : sums over runs; where values are copied to the host, `seconds` also counts what the step waits for copies.
     overhead, flops_overhead : extra cost over running each needed op once, as a fraction.
+    begins : float64 [steps], the second at which each step begins, where values are copied to the host; else None.
+    host_bytes : the most that the host holds of the device's values.
+    moved_bytes : of all copies to the host together.
     """
 
     peak_bytes: int
@@ -37,6 +40,9 @@ class Simulation:
     flops: int
     overhead: float
     flops_overhead: float
+    begins: np.ndarray | None = None
+    host_bytes: int = 0
+    moved_bytes: int = 0
 
 
 def simulate(graph: Graph, schedule: Schedule, cost: str = "seconds") -> Simulation:
@@ -46,9 +52,13 @@ def simulate(graph: Graph, schedule: Schedule, cost: str = "seconds") -> Simulat
     workspace, where `into` v makes the first output cost nothing and ends v. An output that was already live costs its
     bytes during the run, and the copy is dropped after it. `keep` must be live at the end.
 
+    An offloaded value takes its bytes until it is freed, and again from the step that fetches it. Memory follows from the order
+    of the steps alone, however long copies take: who needs room waits until a copy has ended (see `kernels.judge.clock`).
+
     Raises
     ------
-    FormatError : the schedule is for another graph, or breaks a rule; the message names the step.
+    FormatError : the schedule is for another graph, or breaks a rule; the message names the step. Also where it copies values
+        to the host and the graph has no `link`.
     UsageError : it is no Graph or no Schedule, or an unknown cost.
     """
     if not isinstance(graph, Graph) or not isinstance(schedule, Schedule):
@@ -62,22 +72,44 @@ def simulate(graph: Graph, schedule: Schedule, cost: str = "seconds") -> Simulat
             "solve the graph again"
         )
     steps = schedule.array
-    for kind, limit in ((RUN, len(graph.ops)), (FREE, len(graph.values))):
-        ids = steps[steps[:, 0] == kind, 1]
+    runs = steps[:, 0] == RUN
+    for ids, limit, what in (
+        (steps[runs, 1], len(graph.ops), "an op"),
+        (steps[~runs, 1], len(graph.values), "a value"),
+    ):
         if len(ids) and not (ids.min() >= 0 and ids.max() < limit):
-            raise FormatError(
-                f"the schedule names {'an op' if kind == RUN else 'a value'} that the graph does not have"
-            )
+            raise FormatError(f"the schedule names {what} that the graph does not have")
     if len(steps) and not (steps[:, 2].min() >= -1 and steps[:, 2].max() < len(graph.values)):
         raise FormatError("the schedule writes into a value that the graph does not have")
-    status, step, detail, memory, runs = _judge.judge(steps, graph.arrays)
+    status, step, detail, memory, runs, host = _judge.judge(steps, graph.arrays)
     if status != _judge.OK:
         raise FormatError(_explain(graph, status, int(step), int(detail)))
-    return _totals(graph, steps, memory, runs, cost)
+    found = _totals(graph, steps, memory, runs, cost)
+    return _beside_copies(graph, schedule, found, host, cost) if schedule.moves else found
+
+
+def _beside_copies(graph: Graph, schedule: Schedule, found: Simulation, host: np.ndarray, cost: str) -> Simulation:
+    """The same with the seconds that the step waits for copies."""
+    if graph.link is None:
+        raise FormatError(
+            f"the schedule copies values to the host, and graph {name(graph.name)!r} does not say how long a copy takes; give "
+            "the graph a link, or plan with offload=True on the device"
+        )
+    weights, steps = graph.weights("seconds"), schedule.array
+    begins, end = _judge.clock(steps, weights, graph.link.rates, graph.arrays)
+    once = float(weights[graph.needed].sum())
+    return replace(
+        found,
+        seconds=float(end),
+        overhead=found.overhead if cost != "seconds" or once <= 0 else float(end) / once - 1,
+        begins=begins,
+        host_bytes=int(host.max()),
+        moved_bytes=int(graph.arrays.bytes[steps[steps[:, 0] == OFFLOAD, 1]].sum()),
+    )
 
 
 def _totals(graph: Graph, steps: np.ndarray, memory: np.ndarray, runs: np.ndarray, cost: str) -> Simulation:
-    during = np.where(steps[:, 0] == RUN, memory, -1)
+    during = np.where((steps[:, 0] == RUN) | (steps[:, 0] == FETCH), memory, -1)
     at = int(during.argmax()) if len(during) else -1
     flops = graph.weights("flops")
     return Simulation(
@@ -104,25 +136,58 @@ def _explain(graph: Graph, status: int, step: int, detail: int) -> str:
         _judge.FREE_DEAD: f"frees value {detail}, which is not live there (or is an input, held by the caller)",
         _judge.BAD_INTO: f"writes into value {detail}, which the op may not overwrite there",
         _judge.LOST_KEEP: f"ends without value {detail}, which must be kept",
+        _judge.NOT_THERE: f"copies value {detail} to the host, which is not live there, an input, or copied already",
+        _judge.NOT_AWAY: f"fetches value {detail}, of which the host has no copy, or which is live there",
     }[status]
     return f"invalid schedule for graph {name(graph.name)!r}: step {step} {what}"
 
 
 def simulate_plain(graph: Graph, schedule: Schedule) -> tuple[int, float]:
-    """(peak bytes, seconds) by the rules of `simulate`, in plain Python; the readable twin of the compiled judge."""
+    """(peak bytes, seconds) by the rules of `simulate`, in plain Python; the readable twin of the compiled judge.
+
+    Seconds: each step ends after those before it in its own engine (for ops, to the host, and back) and after those that it
+    waits for; a free takes no time in the engine for ops.
+    """
     produced = {v for op in graph.ops for v in op.outputs}
     live: set[int] = set()
     ran: set[int] = set()
-    peak, seconds = graph.resident_bytes, 0.0
+    away: set[int] = set()
+    ended: dict[str | tuple[str, int], float] = {}  # when an engine is free, and when a copy ends, by ("out", value)
+    peak = graph.resident_bytes
 
     def held() -> int:
         return graph.with_resident(sum(graph.values[v].bytes for v in live))
+
+    def work(engine: str, seconds: float, *after: str | tuple[str, int]) -> float:
+        ended[engine] = max(ended.get(x, 0.0) for x in (engine, *after)) + seconds
+        return ended[engine]
+
+    def copy(way: str, value: int, *after: str | tuple[str, int]) -> None:
+        assert graph.link is not None
+        rate = graph.link.out_bytes_per_s if way == "out" else graph.link.in_bytes_per_s
+        seconds = (graph.values[value].bytes / rate) + graph.link.copy_s
+        ended[way, value] = work(way if graph.link.both_at_once else "link", seconds, "ops", *after)
 
     for step in schedule.steps:
         if isinstance(step, Free):
             if step.value not in live:
                 raise FormatError(f"frees {step.value}, which is not live")
             live.remove(step.value)
+            work("ops", 0.0, ("out", step.value), ("back", step.value))
+            continue
+        if isinstance(step, Offload):
+            if step.value not in live or step.value in away:
+                raise FormatError(f"cannot copy {step.value} to the host")
+            away.add(step.value)
+            copy("out", step.value, ("back", step.value))
+            continue
+        if isinstance(step, Fetch):
+            if step.value in live or step.value not in away:
+                raise FormatError(f"cannot fetch {step.value}")
+            away.remove(step.value)
+            live.add(step.value)
+            peak = max(peak, held())
+            copy("back", step.value, ("out", step.value))
             continue
         assert isinstance(step, Run)
         op = graph.ops[step.op]
@@ -140,9 +205,10 @@ def simulate_plain(graph: Graph, schedule: Schedule) -> tuple[int, float]:
                 raise FormatError(f"value {step.into} is too small to write into")
             costing = op.outputs[1:]
         peak = max(peak, held() + sum(graph.values[v].bytes for v in costing) + op.workspace)
-        seconds += op.seconds
+        after = [("back", v) for v in op.inputs]
+        work("ops", op.seconds, *after, *([] if step.into is None else [("out", step.into)]))
         live |= set(op.outputs)
         live.discard(-1 if step.into is None else step.into)
     if any(v in produced and v not in live for v in graph.keep):
         raise FormatError("a value to keep is not live at the end")
-    return peak, seconds
+    return peak, max(ended.values(), default=0.0)

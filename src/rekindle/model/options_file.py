@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ..ask import EFFORTS, GRADIENTS, LOSSES, PARITIES, Goal, PlanOptions, TraceOptions
+from ..ask import EFFORTS, GRADIENTS, LOSSES, OFFLOADS, PARITIES, Goal, PlanOptions, TraceOptions
 from ..compiling import CompileOptions
 from ..errors import FormatError, UsageError
 from ..printed import value
@@ -139,7 +139,14 @@ def _names(kind: str) -> Callable[[Reader, str, Any], tuple[str, ...]]:
     return read
 
 
-def _state_bytes(fields: Reader, key: str) -> int:
+def _offload(fields: Reader, key: str, default: bool | str) -> bool | str:
+    given = fields.doc.get(key, default)
+    if not isinstance(given, bool | str) or given not in OFFLOADS:
+        raise _wrong(fields, key, 'be true, false or "auto"', given)
+    return given
+
+
+def _bytes(fields: Reader, key: str) -> int:
     size = fields.whole(key)
     if size < 0:
         raise _wrong(fields, key, "be at least 0", size)
@@ -169,6 +176,8 @@ OPTIONS = (
     Option(PlanOptions, "cache", Reader.flag, bool),
     Option(PlanOptions, "parity", _one_of(PARITIES)),
     Option(PlanOptions, "or_least", _or_least),
+    Option(PlanOptions, "offload", _offload),
+    Option(PlanOptions, "host_budget", _if_given(_bytes)),
     Option(TraceOptions, "loss", _one_of(LOSSES)),
     Option(TraceOptions, "must_save", _names("submodules"), list),
     Option(TraceOptions, "unused", _names("results"), list),
@@ -176,5 +185,5 @@ OPTIONS = (
     Option(TraceOptions, "compile", _if_given(_compile), CompileOptions.to_json),
     Option(TraceOptions, "target", _name("device")),
     Option(TraceOptions, "attention", _name("device")),
-    Option(TraceOptions, "state_bytes", _if_given(_state_bytes)),
+    Option(TraceOptions, "state_bytes", _if_given(_bytes)),
 )

@@ -48,6 +48,8 @@ class Plan(AnyPlan):
     offer : (bytes, overhead) of a somewhat larger budget that is known to cost far less; None where none is known. Not saved.
     rewriting : how `graph` was made from the captured step: smaller saves, ops in slices; None: it is the captured step's own.
         overhead, flops_overhead, least_overhead and baseline_peak_bytes compare with the captured step; bounds are of `graph`.
+    host_bytes, moved_bytes : the most that the host holds of values that were copied to it, and the bytes of all these copies
+        in one step.
     solve_seconds : how long the solver took.
     verified : False: status, bound_bytes, gap and least_overhead were read from a file and could not be proven again in short
         time.
@@ -85,11 +87,14 @@ class Plan(AnyPlan):
     smallest_known_bytes: int | None = field(default=None, compare=False)
     rewriting: Rewriting | None = field(default=None, repr=False)
     offer: tuple[int, float] | None = field(default=None, compare=False)
+    host_bytes: int = 0
+    moved_bytes: int = 0
 
     FIGURES = (
         "peak_bytes", "activation_peak_bytes", "baseline_peak_bytes", "arena_bytes", "sum_bytes",
         "seconds", "overhead", "flops_overhead",
-        "solver", "status", "bound_bytes", "bound_op", "gap", "least_overhead", "graph_hash", "cost",
+        "host_bytes", "moved_bytes", "solver", "status", "bound_bytes", "bound_op", "gap", "least_overhead", "graph_hash",
+        "cost",
         "solve_seconds", "created_with",
     )  # fmt: skip
 
@@ -219,16 +224,18 @@ class Plan(AnyPlan):
             ("extra", f"{percent(self.overhead)} {COST_WORDS[self.cost]}, {percent(self.flops_overhead)} FLOPs"),
             *([("  at least, in this budget", least)] if (least := verdict.least_cost_words(self)) else []),
             *([] if self.rewriting is None else rewriting_words.rows(self.rewriting)),
+            *([("copied to the host", f"{format_bytes(self.moved_bytes)} each step, at most {format_bytes(self.host_bytes)} "
+                                      "at once")] if self.moved_bytes else []),
             ("ops run again", f"{len(runs) - len(set(runs))} of {len(set(runs))}"),
             ("solver", f"{name(self.solver)} ({self.status}{self.doubt})"),
         ]  # fmt: skip
 
 
 def schedule_document(plan: Plan, steps: bool = True) -> dict[str, Any]:
-    """The document `rekindle.schedule/1` of a plan."""
+    """The schedule document of a plan."""
     doc: dict[str, Any] = {
-        "format": formats.SCHEDULE, "graph_hash": plan.graph_hash, "solver": plan.solver, "status": plan.status,
-        "peak_bytes": plan.peak_bytes, "seconds": plan.seconds, "overhead": plan.overhead,
+        "format": formats.schedule_format(plan.schedule), "graph_hash": plan.graph_hash, "solver": plan.solver,
+        "status": plan.status, "peak_bytes": plan.peak_bytes, "seconds": plan.seconds, "overhead": plan.overhead,
         "flops_overhead": plan.flops_overhead, "bound_bytes": plan.bound_bytes, "gap": plan.gap,
         "arena_bytes": plan.arena_bytes,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""A schedule: the sequence of runs and frees that carries out one training step."""
+"""A schedule: the sequence of runs, frees and copies to and from the host that carries out one training step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import UsageError
 from ..kernels import liveness
-from ..kernels.arrays import FREE, RUN
+from ..kernels.arrays import FETCH, FREE, OFFLOAD, RUN
 from .graph import Graph
 
 
@@ -22,40 +22,56 @@ class Run(NamedTuple):
 
 
 class Free(NamedTuple):
-    """Free the storage of value `value`."""
+    """Free the storage of value `value`; where it is being copied, once that copy has ended."""
 
     value: int
 
 
-Step = Run | Free
+class Offload(NamedTuple):
+    """Begin to copy value `value` to the host. It stays on the device until it is freed."""
+
+    value: int
+
+
+class Fetch(NamedTuple):
+    """Take room for value `value`, which the host has and the device has not, and begin to copy it back; the host's copy ends
+    with that. The first op that reads the value waits for the copy."""
+
+    value: int
+
+
+Step = Run | Free | Offload | Fetch
+_OF_VALUES: dict[int, type[Free] | type[Offload] | type[Fetch]] = {FREE: Free, OFFLOAD: Offload, FETCH: Fetch}
+_KINDS = {step: kind for kind, step in _OF_VALUES.items()}
 
 
 class Schedule:
     """A sequence of steps for the graph whose hash is `graph_hash`; `solver` names its maker. Not to be changed.
 
-    steps : tuple of `Run` and `Free`.
-    array : int64 [steps, 3], the same as rows: kind (0 run, 1 free), id, into (-1: none).
+    steps : tuple of `Run`, `Free`, `Offload` and `Fetch`.
+    array : int64 [steps, 3], the same as rows: kind (0 run, 1 free, 2 offload, 3 fetch), id, into (-1: none).
     """
 
     def __init__(self, steps: Iterable[Step], graph_hash: str, solver: str = ""):
         self.steps = tuple(steps) if isinstance(steps, Iterable) else ()
-        wrong = next((s for s in self.steps if not isinstance(s, Run | Free)), None)
+        wrong = next((s for s in self.steps if not isinstance(s, Step)), None)
         if wrong is not None or not isinstance(steps, Iterable):
             raise UsageError(
-                f"{steps if wrong is None else wrong!r:.80} is no step; a schedule is made of Run(op) and Free(value)"
+                f"{steps if wrong is None else wrong!r:.80} is no step; a schedule is made of Run(op), Free(value), "
+                "Offload(value) and Fetch(value)"
             )
         self.graph_hash, self.solver = graph_hash, solver
 
     @classmethod
-    def _from_array(cls, rows: np.ndarray, graph_hash: str, solver: str) -> Schedule:
+    def from_array(cls, rows: np.ndarray, graph_hash: str, solver: str) -> Schedule:
         """Of rows as in `array`. Solvers make many schedules of which few are looked at step by step."""
         out = cls.__new__(cls)
         out.array, out.graph_hash, out.solver = rows, graph_hash, solver
         return out
 
     def __repr__(self) -> str:
-        runs = int((self.array[:, 0] == RUN).sum())
-        return f"Schedule({self.solver!r}, {runs} runs, {len(self.array) - runs} frees)"
+        runs, frees, copies = (int(np.isin(self.array[:, 0], k).sum()) for k in (RUN, FREE, (OFFLOAD, FETCH)))
+        return f"Schedule({self.solver!r}, {runs} runs, {frees} frees{f', {copies} copies' if copies else ''})"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Schedule):
@@ -70,7 +86,9 @@ class Schedule:
     def steps(self) -> tuple[Step, ...]:
         """The steps of `array`."""
         rows = self.array.tolist()
-        return tuple(Run(i, None if into < 0 else into) if kind == RUN else Free(i) for kind, i, into in rows)
+        return tuple(
+            Run(i, None if into < 0 else into) if kind == RUN else _OF_VALUES[kind](i) for kind, i, into in rows
+        )
 
     @cached_property
     def array(self) -> np.ndarray:
@@ -78,10 +96,15 @@ class Schedule:
         rows = [
             (RUN, s.op, -1 if s.into is None else s.into if s.into >= 0 else -2)
             if isinstance(s, Run)
-            else (FREE, s.value, -1)
+            else (_KINDS[type(s)], s.value, -1)
             for s in self.steps
         ]
         return np.array(rows, np.int64).reshape(-1, 3)
+
+    @property
+    def moves(self) -> bool:
+        """Whether values are copied to the host."""
+        return bool((self.array[:, 0] == OFFLOAD).any())
 
     @property
     def runs(self) -> list[int]:
@@ -97,7 +120,7 @@ class Schedule:
         produced again, and with `inplace` an op writes over a dying input wherever `Op.inplace` allows it,
         but not over what the boundary reads or makes: the caller may hold that."""
         rows = liveness.lower(np.asarray(runs, np.int64), inplace, graph.shared, graph.arrays)
-        return cls._from_array(rows, graph.hash, solver)
+        return cls.from_array(rows, graph.hash, solver)
 
     @classmethod
     def baseline(cls, graph: Graph, solver: str = "none") -> Schedule:

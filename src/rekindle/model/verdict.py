@@ -34,6 +34,8 @@ def sentence(plan: Plan) -> str:
     else:
         parts = [f"fits: {of_bytes(plan.peak_bytes, limit)}", f"{price} ({cost_claim(plan)})", *_rewritten(plan)]
         parts += offer_words(plan.offer, plan.goal, plan.graph.beside_resident, plan.baseline_activation_bytes)
+    if plan.moved_bytes:
+        parts.append(f"copying {format_bytes(plan.moved_bytes)} to the host and back")
     if plan.smallest_known_bytes is not None:
         parts.append(f"smallest reachable about {format_bytes(plan.smallest_known_bytes)}")
     parts.append(f"solved in {plan.solve_seconds:.1f} s")

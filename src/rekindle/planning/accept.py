@@ -9,12 +9,13 @@ from numbers import Integral, Real
 from typing import Any
 
 from ..arguments import callback, choice, flag, names_in
-from ..ask import EFFORTS, GRADIENTS, PARITIES, PlanOptions
+from ..ask import EFFORTS, GRADIENTS, OFFLOADS, PARITIES, PlanOptions
 from ..compiling import CompileOptions
 from ..errors import UsageError
 from ..model.any_plan import AnyPlan
 from ..model.graph import COSTS, Graph
 from ..printed import value
+from ..saying.sizes import parse_bytes
 from . import registry
 
 TIME_MOST_S = 1e9  # of a search: thirty years
@@ -26,8 +27,9 @@ def search(asked: PlanOptions) -> PlanOptions:
 
     Raises
     ------
-    UsageError : an unknown solver, cost, effort or parity, a time limit that is no finite number above 0, a seed that is no
-        whole number from 0 to 2**32 - 1, a flag that is none, or_least without a budget, a progress that cannot be called.
+    UsageError : an unknown solver, cost, effort or parity, an offload that is none or whose cost is not seconds, a time limit
+        that is no finite number above 0, a seed that is no whole number from 0 to 2**32 - 1, a flag that is none, or_least
+        without a budget, a progress that cannot be called.
     """
     registry.get(asked.solver)
     choice("cost", asked.cost, COSTS)
@@ -39,6 +41,15 @@ def search(asked: PlanOptions) -> PlanOptions:
         raise UsageError(
             "or_least=True is for a budget: where none can be kept, the plan of least memory takes its place"
         )
+    if not any(asked.offload is x or asked.offload == x == "auto" for x in OFFLOADS):
+        raise UsageError(f'offload={value(asked.offload)} must be True, False or "auto"')
+    if asked.offload is True and asked.cost != "seconds":
+        raise UsageError(
+            f'offload=True weighs copies against recomputation in seconds, and cost="{asked.cost}" was asked; leave out one of '
+            "the two"
+        )
+    if asked.host_budget is not None and not asked.offload:
+        raise UsageError("host_budget is for values that are copied to the host; give offload=True beside it")
     time_limit: Any = asked.time_limit
     real = isinstance(time_limit, Real) and not isinstance(time_limit, bool)
     if time_limit is not None and not (real and 0 < time_limit <= TIME_MOST_S):
@@ -51,7 +62,9 @@ def search(asked: PlanOptions) -> PlanOptions:
         raise UsageError(f"seed={value(seed)} must be a whole number from 0 to {SEEDS - 1}; the default is 0")
     callback("progress", asked.progress)
     seconds = time_limit if time_limit is None or type(time_limit) is int else float(time_limit)
-    return replace(asked, time_limit=seconds, seed=int(seed))
+    offload = asked.offload if asked.cost == "seconds" else False
+    host = None if asked.host_budget is None else parse_bytes(str(asked.host_budget))
+    return replace(asked, time_limit=seconds, seed=int(seed), offload=offload, host_budget=host if offload else None)
 
 
 def unused(given: Any) -> tuple[str, ...]:

@@ -10,9 +10,9 @@ import numpy as np
 
 from ..ask import Aim, PlanOptions
 from ..model.graph import Graph
-from ..model.held import held_peak, relaxed
+from ..model.held import held_memory, relaxed
 from ..model.judge import Simulation, simulate
-from ..model.schedule import Schedule
+from ..model.schedule import RUN, Schedule
 from ..saying.shares import EPS
 
 Finish = Callable[[Graph, Schedule], Schedule]
@@ -77,8 +77,18 @@ class Scorer:
         if schedule.graph_hash != self.graph.hash:
             schedule = Schedule.from_runs(self.graph, schedule.runs, schedule.solver)
         judged = simulate(self.graph, schedule, self.cost)
-        needs = judged.peak_bytes if self.spare is None else held_peak(self.graph, schedule) + self.spare
+        needs = (
+            judged.peak_bytes
+            if self.spare is None
+            else int(self.memory(schedule).max(initial=self.graph.resident_bytes))
+        )
         return Scored(schedule, judged, needs)
+
+    def memory(self, schedule: Schedule) -> np.ndarray:
+        """int64 [runs]: bytes during each run of a finished schedule, of which `Scored.needs` is the most."""
+        if self.spare is None:
+            return simulate(self.graph, schedule).memory[schedule.array[:, 0] == RUN]
+        return held_memory(self.graph, schedule) + self.spare
 
     def all(self, schedules: Iterable[Schedule]) -> list[Scored]:
         """The candidates for several schedules."""

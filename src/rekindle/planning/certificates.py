@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from .. import bounds
 from ..saying.shares import EPS
+from . import certify
 from .certify import Claim, is_proven, least_overhead
 from .own_terms import in_own_terms
 
@@ -45,6 +47,11 @@ def holds(plan: Plan, settings: CertificateSettings | None = None) -> bool:
 
     plan = in_own_terms(plan)
     graph, weights = plan.graph, plan.graph.weights(plan.cost)
+    if plan.options.offload and graph.link is not None:
+        host = plan.options.host_budget or math.inf
+        proven = certify.beside_copies(graph, plan.peak_bytes, plan.overhead, plan.aim, host)
+        least = plan.least_overhead <= proven.least_overhead + EPS
+        return plan.bound_bytes <= proven.bound.bytes and least and (plan.status != "optimal" or proven.optimal)
     claim = Claim(graph, weights, plan.aim, plan.peak_bytes, plan.overhead)
 
     def bounded(seconds: float) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -148,3 +149,16 @@ def certificate(
     small = len(graph.ops) <= TIME_BOUND_MOST_OPS
     least = least_overhead(claim, (most_s if small else 0.0,))
     return Certificate(bound, j.overhead <= least + EPS, least)
+
+
+def beside_copies(graph: Graph, peak: int, overhead: float, aim: Aim, host_bytes: float) -> Certificate:
+    """The certificate of a plan that may copy values to the host; see `bounds.copies`.
+
+    peak, overhead : the plan's own figures. host_bytes : that the host may hold.
+    """
+    bound = bounds.with_copies(graph, overhead, host_bytes)
+    if aim.limit is None:
+        allowed = math.inf if aim.max_overhead is None else aim.max_overhead
+        return Certificate(bound, peak <= bounds.with_copies(graph, allowed, host_bytes).bytes)
+    least = min(max(0.0, overhead), bounds.least_overhead_with_copies(graph, aim.limit, host_bytes))
+    return Certificate(bound, overhead <= least + EPS, least)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from .. import allowance, bounds
 from ..ask import Aim, Goal, PlanOptions
-from ..errors import InfeasibleBudget, RekindleError
+from ..errors import InfeasibleBudget, RekindleError, UsageError
 from ..model.graph import Graph
 from ..model.held import keeping_results, result_values
 from ..model.plan import Plan
@@ -21,6 +24,7 @@ from ..saying.sizes import format_bytes
 from . import certify, registry, remembered
 from .candidates import Finish, Known, PlanRequest, Scored, Scorer, pick, smaller
 from .infeasible import floor_of, infeasible, no_such_overhead
+from .offloading import Offloading
 
 # Guesses that served on the benchmark's models.
 USUAL_S = 30.0  # a longer time limit makes thorough searches work longer, in proportion
@@ -66,6 +70,9 @@ def plan_graph(
     solver = registry.get(options.solver)
     request = PlanRequest.of(graph, options, finish, bookkeeping, plain_bytes)
     scorer, baseline, aim = request
+    if options.offload:
+        how: dict[str, Any] = {"finish": finish, "bookkeeping": bookkeeping, "plain_bytes": plain_bytes}
+        return _offloaded(options, solver, request, known, partial(plan_graph, graph, **how))
     problem = _problem_of(graph, options, aim.limit, scorer.spare)
     with problem.interruptible():
         announce(options.progress, f"searching for a plan of {len(graph.ops):,} ops")
@@ -107,6 +114,54 @@ def plan_graph(
         smallest_known_bytes=smallest if smallest is not None and smallest < best.needs else None,
         offer=None if offer is None else (offer.needs, offer.judged.overhead),
     )
+
+
+def _offloaded(
+    options: PlanOptions,
+    solver: Solver,
+    request: PlanRequest,
+    known: Known | None,
+    without: Callable[[PlanOptions], Plan],
+) -> Plan:
+    """The best plan that may copy values to the host. without : makes the best plan that copies none.
+
+    Raises
+    ------
+    InfeasibleBudget, UsageError : as `plan_graph`. UsageError also where the graph has no link to the host.
+    """
+    start = time.monotonic()
+    scorer, baseline, aim = request
+    graph, host_bytes = scorer.graph, options.host_budget or math.inf
+    stays = replace(options, offload=False, host_budget=None)
+    if graph.link is None:
+        if options.offload is True:
+            raise UsageError(
+                f"offload=True needs the speed of copies to the host, and graph {graph.name!r} has no link; give it one: "
+                "dataclasses.replace(graph, link=rekindle.Link(50e9, 50e9))"
+            )
+        return replace(without(stays), asked=options)
+    memory = remembered.place("plan", scorer, options, solver) if known is None else None
+    problem = _problem_of(graph, options, aim.limit, scorer.spare)
+    found = known or (_recalled(memory.recall(), scorer, aim, problem) if memory is not None else None)
+    if found is not None:
+        best = _judged(found, scorer, aim)
+    else:
+        plain, refused = None, None
+        try:
+            plain = scorer.as_run(without(stays).schedule)
+        except InfeasibleBudget as e:
+            refused = e
+        announce(options.progress, "looking for values that can be copied to the host")
+        copied = Offloading(scorer, solver, problem, aim, host_bytes).best(plain)
+        if copied is None:
+            assert refused is not None
+            refused.args = (f"{refused}. No copies to the host were found that keep it either",)
+            raise refused
+        best = copied
+    proven = certify.beside_copies(graph, best.judged.peak_bytes, best.judged.overhead, aim, host_bytes)
+    if memory is not None and found is None and not problem.interrupted.is_set():
+        memory.keep([(best, proven.bound)])
+    return as_plan(scorer, best, baseline, options, proven, time.monotonic() - start)
 
 
 def _offer(
@@ -301,4 +356,6 @@ def as_plan(
         solve_seconds=seconds,
         asked=options,
         least_overhead=proven.least_overhead,
+        host_bytes=j.host_bytes,
+        moved_bytes=j.moved_bytes,
     )

@@ -160,6 +160,11 @@ def place(kind: str, scorer: Scorer, options: PlanOptions, solver: Solver) -> Pl
         "spare_bytes": scorer.spare,
         "finished": scorer.finish is not None, "rekindle": __version__, "search": SEARCH_VERSION,
     }  # fmt: skip
+    if options.offload:
+        request |= {
+            "host_budget": options.host_budget,
+            "link": list(graph.link.rates) if graph.link is not None else None,
+        }
     if scorer.plain_bytes is not None:
         request["plain_bytes"] = scorer.plain_bytes
     digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:32]
@@ -175,7 +180,7 @@ def costs_hash(graph: Graph) -> str:
 
 def _document(s: Scored, bound: bounds.Bound) -> dict[str, Any]:
     return {
-        "format": formats.SCHEDULE, "graph_hash": s.schedule.graph_hash, "solver": s.schedule.solver,
+        "format": formats.schedule_format(s.schedule), "graph_hash": s.schedule.graph_hash, "solver": s.schedule.solver,
         "peak_bytes": s.judged.peak_bytes, "overhead": s.judged.overhead, "bound_bytes": bound.bytes,
         "steps": formats.steps_to_json(s.schedule),
     }  # fmt: skip

@@ -27,6 +27,7 @@ class Device:
     memory_bytes_per_s : bandwidth of its memory.
     launch_s : seconds that any operator takes at least.
     memory_bytes : size of its memory.
+    link_bytes_per_s : between its memory and pinned memory of the host, each way, both ways at once.
     capability : of a GPU, its compute capability, by which PyTorch chooses kernels; None: it is no GPU.
     """
 
@@ -38,29 +39,35 @@ class Device:
     memory_bytes_per_s: float
     launch_s: float
     memory_bytes: int
+    link_bytes_per_s: float
     capability: tuple[int, int] | None = None
 
 
 # Vendors print tensor-core figures with 2:4 sparsity where there is any; here they are halved. Memory is what the
 # driver leaves to programs (torch's "total capacity"), a little below the name plate. Launch times come from no vendor;
-# they are rough figures: a kernel of an eager program takes the host about 4 µs, a CPU operator about 2 µs.
+# they are rough figures: a kernel of an eager program takes the host about 4 µs, a CPU operator about 2 µs. Links are what is
+# left in practice of PCIe 5.0, 4.0 and 3.0 with 16 lanes (64, 32 and 16 GB/s each way); the CPU's is half of its memory's.
 _TABLE = (
     # NVIDIA H200 data sheet, SXM: the compute of the H100, 141 GB of HBM3e at 4.8 TB/s
-    Device("h200", 67 * _T, 494.5 * _T, 989.5 * _T, 67 * _T, 4800 * _GB, 4e-6, int(139.7 * _GIB), (9, 0)),
+    Device("h200", 67 * _T, 494.5 * _T, 989.5 * _T, 67 * _T, 4800 * _GB, 4e-6, int(139.7 * _GIB), 50 * _GB, (9, 0)),
     # NVIDIA H100 data sheet, SXM: FP32 67, TF32 989 sparse, BF16 1,979 sparse, FP64 tensor core 67 TFLOPS; 80 GB at
     # 3.35 TB/s
-    Device("h100", 67 * _T, 494.5 * _T, 989.5 * _T, 67 * _T, 3350 * _GB, 4e-6, int(79.1 * _GIB), (9, 0)),
+    Device("h100", 67 * _T, 494.5 * _T, 989.5 * _T, 67 * _T, 3350 * _GB, 4e-6, int(79.1 * _GIB), 50 * _GB, (9, 0)),
     # NVIDIA A100 data sheet, 80 GB SXM: FP32 19.5, TF32 156, BF16 312, FP64 tensor core 19.5 TFLOPS; 2,039 GB/s
-    Device("a100", 19.5 * _T, 156 * _T, 312 * _T, 19.5 * _T, 2039 * _GB, 4e-6, int(79.2 * _GIB), (8, 0)),
+    Device("a100", 19.5 * _T, 156 * _T, 312 * _T, 19.5 * _T, 2039 * _GB, 4e-6, int(79.2 * _GIB), 24 * _GB, (8, 0)),
     # NVIDIA Ada GPU architecture paper, RTX 4090: FP32 82.6, TF32 82.6, FP16 with FP32 accumulate 165.2, FP64 1/64
     # of FP32; 24 GB at 1,008 GB/s
-    Device("rtx4090", 82.6 * _T, 82.6 * _T, 165.2 * _T, 1.29 * _T, 1008 * _GB, 4e-6, int(23.6 * _GIB), (8, 9)),
+    Device(
+        "rtx4090", 82.6 * _T, 82.6 * _T, 165.2 * _T, 1.29 * _T, 1008 * _GB, 4e-6, int(23.6 * _GIB), 22 * _GB, (8, 9)
+    ),
     # NVIDIA Turing GPU architecture paper, RTX 2080 Ti reference: FP32 13.4, FP16 with FP32 accumulate 53.8, FP64 1/32
     # of FP32; no TF32; 11 GB at 616 GB/s
-    Device("rtx2080ti", 13.4 * _T, 13.4 * _T, 53.8 * _T, 0.42 * _T, 616 * _GB, 4e-6, int(10.7 * _GIB), (7, 5)),
+    Device(
+        "rtx2080ti", 13.4 * _T, 13.4 * _T, 53.8 * _T, 0.42 * _T, 616 * _GB, 4e-6, int(10.7 * _GIB), 12 * _GB, (7, 5)
+    ),
     # From no vendor: two cores at 2.5 GHz with two 8-wide multiply-add units each reach 160 GFLOP/s; two thirds of it in
     # practice. One channel of memory. Half precision is computed in float32.
-    Device("cpu", 100e9, 100e9, 100e9, 50e9, 20 * _GB, 2e-6, 16 * _GIB),
+    Device("cpu", 100e9, 100e9, 100e9, 50e9, 20 * _GB, 2e-6, 16 * _GIB, 10 * _GB),
 )
 _BY_NAME = {d.name: d for d in _TABLE}
 

@@ -8,14 +8,16 @@ it is said what that would save.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
+
+import torch
 
 from ...ask import PlanOptions
 from ...errors import InfeasibleBudget
 from ...estimates.allocator import BLOCK_BYTES
 from ...model import formats
-from ...model.graph import Graph
+from ...model.graph import Graph, Link
 from ...model.judge import simulate
 from ...model.plan import Plan
 from ...model.schedule import Schedule
@@ -24,6 +26,7 @@ from ...planning.own_terms import plain_activation_bytes
 from ...planning.planner import plan_graph
 from ...saying.sizes import format_bytes
 from ..costs.for_all import costs_from_json, with_costs
+from ..costs.link import link_of
 from ..operators import rules
 from ..operators.node_tensors import tensors_of
 from ..run import stages
@@ -56,11 +59,13 @@ def plan_trace(traced: Trace, options: PlanOptions, make: Callable[..., Plan]) -
     RekindleError : the process that makes the plan failed.
     """
     spare, graph = bookkeeping(traced), traced.graph
+    if options.offload:
+        graph = replace(graph, link=_link(traced, options))
     plain = None if traced.origin is None else plain_activation_bytes(traced.origin.graph)
     how: dict[str, Any] = {"finish": stages.finish(traced.lowered), "bookkeeping": spare, "plain_bytes": plain}
 
     def first() -> Plan:
-        return traced.planned(lambda graph: make(graph, options, **how))
+        return traced.with_graph(graph).planned(lambda graph: make(graph, options, **how))
 
     more = {"spare_bytes": spare, "plain_bytes": plain, "target": traced.options.target, "fake": traced.fake}
     found = ranks.once("the plan", question_of(graph, options, more), first, _document, options.report)
@@ -70,8 +75,20 @@ def plan_trace(traced: Trace, options: PlanOptions, make: Callable[..., Plan]) -
         schedule = formats.schedule_from_json(r.table("schedule"), where)
         costs = costs_from_json(r.items("costs"), len(graph.ops), where)
         known = Known(schedule, r.whole("bound_bytes"))
+        if r.doc.get("link") is not None:
+            graph = replace(graph, link=formats.link_from_json(r.doc["link"], where))
         found = plan_graph(with_costs(graph, range(len(graph.ops)), costs), options, known=known, **how)
     return replace(found, trace=traced.with_graph(found.graph))
+
+
+def _link(traced: Trace, options: PlanOptions) -> Link | None:
+    """The link of the trace's device to the host; None: the device is the host itself, and copies are not insisted on."""
+    low, target = traced.lowered, traced.options.target
+    device = next(
+        (t.device for c in low.calls if c.node is not None for _, t in tensors_of(c.node)), torch.device("cpu")
+    )
+    here = device.type == "cpu" and not traced.fake
+    return None if here and target is None and options.offload == "auto" else link_of(device, target, traced.fake)
 
 
 def question_of(graph: Graph, options: PlanOptions, more: dict[str, Any]) -> dict[str, Any]:
@@ -79,7 +96,7 @@ def question_of(graph: Graph, options: PlanOptions, more: dict[str, Any]) -> dic
     return {
         "graph_hash": graph.hash, "resident_bytes": graph.resident_bytes, "goal": options.goal.to_json(),
         "solver": options.solver, "cost": options.cost, "effort": options.effort, "time_limit": options.time_limit,
-        "seed": options.seed, "parity": options.parity, **more,
+        "seed": options.seed, "parity": options.parity, "offload": options.offload, "host_budget": options.host_budget, **more,
     }  # fmt: skip
 
 
@@ -87,10 +104,11 @@ def _document(plan: Plan) -> dict[str, Any]:
     schedule = plan.schedule
     return {
         "schedule": {
-            "format": formats.SCHEDULE, "graph_hash": schedule.graph_hash, "solver": schedule.solver,
+            "format": formats.schedule_format(schedule), "graph_hash": schedule.graph_hash, "solver": schedule.solver,
             "steps": formats.steps_to_json(schedule),
         },
         "bound_bytes": plan.bound_bytes,
+        "link": None if plan.graph.link is None else asdict(plan.graph.link),
         "costs": [[o.seconds, o.flops, o.workspace] for o in plan.graph.ops],
     }  # fmt: skip
 
