@@ -24,6 +24,11 @@ def result_values(graph: Graph) -> np.ndarray:
     return read[(graph.arrays.producer[read] >= 0) & (graph.arrays.bytes[read] > 0)]
 
 
+def held_peak(graph: Graph, schedule: Schedule) -> int:
+    """The most bytes of `held_memory`."""
+    return int(held_memory(graph, schedule).max(initial=graph.resident_bytes))
+
+
 def held_memory(graph: Graph, schedule: Schedule) -> np.ndarray:
     """int64 [runs]: bytes held during each run, resident ones included, where the caller holds every result of forward to the
     end of the step. A result that is made again while the caller holds it counts twice. O(steps + edges).
