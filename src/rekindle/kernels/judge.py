@@ -15,8 +15,8 @@ def judge(steps, graph):
     """(status, step, detail, memory int64 [steps], runs int64 [ops], host int64 [steps]).
 
     memory[s] is, without the resident bytes, what is held during step s if it is a run, and after it if it is another step;
-    host[s] is what the host holds of it after step s. On a status other than OK, `step` is the offending step and `detail` the
-    value or op.
+    host[s] is what the host holds after step s: a copy ends with the first step that needs the fetched value. On a status other
+    than OK, `step` is the offending step and `detail` the value or op.
     """
     size, producer, keep = graph.bytes, graph.producer, graph.keep
     in_ptr, in_ids, out_ptr, out_ids = graph.in_ptr, graph.in_ids, graph.out_ptr, graph.out_ids
@@ -27,6 +27,7 @@ def judge(steps, graph):
     memory = np.zeros(len(steps), np.int64)
     host = np.zeros(len(steps), np.int64)
     away = np.zeros(len(size), np.bool_)  # values of which the host has a copy
+    coming = np.zeros(len(size), np.bool_)  # values that have been fetched and not been needed since
     held = 0
     for s in range(len(steps)):
         i = steps[s, 1]
@@ -41,14 +42,16 @@ def judge(steps, graph):
         if steps[s, 0] == FETCH:
             if live[i] or not away[i]:
                 return NOT_AWAY, s, i, memory, ran, host
-            away[i], live[i] = False, True
-            host[s] -= size[i]
+            coming[i], live[i] = True, True
             held += size[i]
             memory[s] = held
             continue
         if steps[s, 0] == FREE:
             if producer[i] < 0 or not live[i]:
                 return FREE_DEAD, s, i, memory, ran, host
+            if coming[i]:
+                away[i], coming[i] = False, False
+                host[s] -= size[i]
             live[i] = False
             held -= size[i]
             memory[s] = held
@@ -61,6 +64,9 @@ def judge(steps, graph):
             v = in_ids[j]
             if producer[v] >= 0 and not live[v]:
                 return DEAD_INPUT, s, v, memory, ran, host
+            if coming[v]:
+                away[v], coming[v] = False, False
+                host[s] -= size[v]
         during = held + workspace[i]
         for j in range(out_ptr[i], out_ptr[i + 1]):
             during += size[out_ids[j]]

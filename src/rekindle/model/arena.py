@@ -24,7 +24,7 @@ import numpy as np
 
 from ..kernels import arena as kernel
 from .graph import Graph
-from .schedule import Schedule
+from .schedule import Fetch, Offload, Run, Schedule
 
 ALIGNMENT = 512  # what PyTorch's allocators round to
 LIVES_MOST = 20_000  # whose pairs are looked at: about two seconds
@@ -67,6 +67,28 @@ def plan_offsets(graph: Graph, schedule: Schedule, alignment: int = ALIGNMENT) -
         offsets[some] = _place(first[some], last[some], room[some])
     top = int((offsets + room).max(initial=0))
     return Arena(first, last, size, value, offsets, top, int(room.sum()))
+
+
+def host_offsets(graph: Graph, schedule: Schedule, alignment: int = ALIGNMENT) -> tuple[list[int], int]:
+    """(offset of the copy that each `Offload` of a valid schedule makes in one block of host memory, bytes of that block)."""
+    begun: dict[int, int] = {}  # value -> number of its life
+    coming: set[int] = set()
+    lives: list[list[int]] = []
+    for s, step in enumerate(schedule.steps):
+        if isinstance(step, Offload):
+            begun[step.value] = len(lives)
+            lives.append([s, len(schedule.steps), graph.values[step.value].bytes])
+        elif isinstance(step, Fetch):
+            coming.add(step.value)
+        else:
+            needed = coming & (set(graph.ops[step.op].inputs) if isinstance(step, Run) else {step.value})
+            coming -= needed
+            for v in needed:
+                lives[begun.pop(v)][1] = s
+    first, last, size = (np.ascontiguousarray(c) for c in np.array(lives, np.int64).reshape(-1, 3).T)
+    room = -(-size // alignment) * alignment
+    offsets = _place(first, last, room) if len(lives) else room
+    return offsets.tolist(), int((offsets + room).max(initial=0))
 
 
 def _place(first: np.ndarray, last: np.ndarray, size: np.ndarray) -> np.ndarray:

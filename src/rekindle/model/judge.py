@@ -151,7 +151,8 @@ def simulate_plain(graph: Graph, schedule: Schedule) -> tuple[int, float]:
     produced = {v for op in graph.ops for v in op.outputs}
     live: set[int] = set()
     ran: set[int] = set()
-    away: set[int] = set()
+    away: set[int] = set()  # values of which the host has a copy
+    coming: set[int] = set()  # values that have been fetched and not been needed since
     ended: dict[str | tuple[str, int], float] = {}  # when an engine is free, and when a copy ends, by ("out", value)
     peak = graph.resident_bytes
 
@@ -173,6 +174,8 @@ def simulate_plain(graph: Graph, schedule: Schedule) -> tuple[int, float]:
             if step.value not in live:
                 raise FormatError(f"frees {step.value}, which is not live")
             live.remove(step.value)
+            away -= coming & {step.value}
+            coming.discard(step.value)
             work("ops", 0.0, ("out", step.value), ("back", step.value))
             continue
         if isinstance(step, Offload):
@@ -184,7 +187,7 @@ def simulate_plain(graph: Graph, schedule: Schedule) -> tuple[int, float]:
         if isinstance(step, Fetch):
             if step.value in live or step.value not in away:
                 raise FormatError(f"cannot fetch {step.value}")
-            away.remove(step.value)
+            coming.add(step.value)
             live.add(step.value)
             peak = max(peak, held())
             copy("back", step.value, ("out", step.value))
@@ -197,6 +200,8 @@ def simulate_plain(graph: Graph, schedule: Schedule) -> tuple[int, float]:
         for v in op.inputs:
             if v in produced and v not in live:
                 raise FormatError(f"reads {v}, which is not live")
+        away -= coming & set(op.inputs)
+        coming -= set(op.inputs)
         costing = op.outputs
         if step.into is not None:
             if step.into not in op.inplace or step.into not in live:

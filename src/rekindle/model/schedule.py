@@ -34,8 +34,8 @@ class Offload(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """Take room for value `value`, which the host has and the device has not, and begin to copy it back; the host's copy ends
-    with that. The first op that reads the value waits for the copy."""
+    """Take room for value `value`, which the host has and the device has not, and begin to copy it back. The first step that
+    needs the value waits for the copy, and then the host's ends."""
 
     value: int
 

@@ -20,6 +20,7 @@ from ..situation.recorded_ops import Question
 from ..tensors import tree
 from ..tensors.sharded import own_class
 from ..trace import Trace
+from .away import pool_of
 from .execute import Runner
 from .program import build
 from .second import PlainAgain, Second
@@ -56,6 +57,7 @@ class BoundPlan:
     Raises
     ------
     PlanMismatch : the plan is for another step, or for a GPU that is not here. ParityError : as `rewritten.fitting`.
+    RekindleError : the host does not have the memory for the plan's copies.
     """
 
     def __init__(self, model: nn.Module, traced: Trace, plan: Plan):
@@ -63,7 +65,9 @@ class BoundPlan:
         traced = as_planned(traced, plan)
         if traced.fake and not any(map(is_fake, [*model.parameters(), *model.buffers()])):
             traced = proven_here(traced, plan)
-        self.runner = Runner(traced.lowered, build(traced.lowered, plan.schedule))
+        self.runner = Runner(traced.lowered, build(traced.lowered, plan.schedule), plan.options.host_budget)
+        if (host := self.runner.program.host_bytes) and not any(map(is_fake, [*model.parameters(), *model.buffers()])):
+            pool_of(self.runner.device).reserve(host, plan.options.host_budget)
         self._again = PlainAgain(model, traced, self.runner.given)
         self.plan, self.trace = plan, traced
         self.turn = self.uses = 0

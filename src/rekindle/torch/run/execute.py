@@ -26,6 +26,7 @@ from ..operators.node_tensors import overlap, tensors_of
 from ..private import backward_keeps_graph, backward_number, disable_autocast, stand_for_many, will_run
 from ..situation.surroundings import shares_casts
 from .anomaly import NamesNaN
+from .away import Away
 from .halves import saved_by_eager
 from .program import Program
 from .results import no_views
@@ -244,10 +245,13 @@ def last_stage_of(boundary: Any) -> Any:
 
 
 class Runner:
-    """Runs a program as part of the user's autograd graph."""
+    """Runs a program as part of the user's autograd graph.
 
-    def __init__(self, lowered: Lowered, program: Program):
-        self.lowered, self.program = lowered, program
+    host_budget : bytes of the host that the copies of all steps in progress may take; None: what they need.
+    """
+
+    def __init__(self, lowered: Lowered, program: Program, host_budget: int | None = None):
+        self.lowered, self.program, self.host_budget = lowered, program, host_budget
         c = lowered.captured
         self.device = _engine_device(c)
         self.given = [p for p in c.placeholders if p.op == "placeholder"]
@@ -284,6 +288,8 @@ class Runner:
         self.waiting.add(step)
         if numbers:
             step.rng["numbers"] = numbers
+        if self.program.host_bytes:
+            step.rng["away"] = Away(self.program.host_bytes, self.host_budget)
         instead: dict[int, torch.Tensor] = {}
         if self.casts and shares_casts():
             step.shared, instead = entered(inputs, self.casts, self._stage_of_cast, self._plain_casts)

@@ -10,7 +10,7 @@ from torch import fx
 
 from ...errors import RekindleError
 from ...model.graph import ACCUMULATE, OPERATOR, Graph
-from ...model.schedule import Free, Run, Schedule, Step
+from ...model.schedule import Fetch, Free, Offload, Run, Schedule, Step
 from ..capture.captured import base_of
 from ..lowering.lowered import Lowered
 from ..operators import rules
@@ -28,6 +28,7 @@ class Halves:
     read : placeholders that backward reads as forward found them: through views, or where it recomputes.
     itself : placeholders that ops of backward take as they are, for which eager saves the very tensor.
     replayed : random ops that run more than once: later runs draw the numbers of the first again.
+    schedule : the whole.
     """
 
     forward: Steps
@@ -37,6 +38,7 @@ class Halves:
     read: list[fx.Node]
     itself: list[fx.Node]
     replayed: set[int]
+    schedule: Schedule
 
 
 def cut(low: Lowered, schedule: Schedule) -> Halves:
@@ -53,11 +55,12 @@ def cut(low: Lowered, schedule: Schedule) -> Halves:
         after += 1
     forward, dropped, backward = steps[:boundary], steps[boundary + 1 : after], steps[after:]
     _check_random_order(low, forward, backward)
+    _check_copies(steps)
     twice = [o for o, times in Counter(schedule.runs).items() if times > 1]
     replayed = {o for o in twice if _is_random(low, o)}
     found = {x for s in backward if isinstance(s, Run) for x in placeholders_read(low, s.op)}
     read, itself = ([p for p in low.captured.placeholders if (p, way) in found] for way in (False, True))
-    return Halves(forward, dropped, backward, _live_after(low, forward, dropped), read, itself, replayed)
+    return Halves(forward, dropped, backward, _live_after(low, forward, dropped), read, itself, replayed, schedule)
 
 
 def read_late(low: Lowered, forward: Steps) -> set[int]:
@@ -100,7 +103,9 @@ def _live_after(low: Lowered, forward: Steps, dropped: Steps) -> list[int]:
     for s in forward:
         if isinstance(s, Free):
             live.pop(s.value)
-        else:
+        elif isinstance(s, Fetch):
+            live[s.value] = None
+        elif isinstance(s, Run):
             live |= dict.fromkeys(low.graph.ops[s.op].outputs)
             if s.into is not None:
                 live.pop(s.into)
@@ -153,6 +158,20 @@ def _check_random_order(low: Lowered, forward: Steps, backward: Steps) -> None:
     early = {s.op for s in forward if isinstance(s, Run)}
     if [o for o in ran if o in draws] != drawing or any((o in early) == ops[o].backward for o in drawing):
         raise RekindleError("the schedule draws random numbers in another order than the model; it cannot be run")
+
+
+def _check_copies(steps: Steps) -> None:
+    """Check that no value is written over while a copy of it is yet to be fetched."""
+    copied: set[int] = set()
+    for s in steps:
+        if isinstance(s, Offload):
+            copied.add(s.value)
+        elif isinstance(s, Fetch):
+            copied.discard(s.value)
+        elif isinstance(s, Run) and s.into in copied:
+            raise RekindleError(
+                f"the schedule writes over value {s.into}, of which the host has a copy; it cannot be run"
+            )
 
 
 def _is_random(low: Lowered, op: int) -> bool:

@@ -43,6 +43,7 @@ class Program:
     file : the name under which tracebacks find the source, as long as the program lives.
     ops : line of the source, from 1 -> id of the op that it runs.
     lowered : the graph and calls that it was made from.
+    host_bytes : that the host holds in a step of copied values; forward and backward find them in `rng["away"]`.
     """
 
     source: str
@@ -54,6 +55,7 @@ class Program:
     file: str = ""
     ops: dict[int, int] = field(default_factory=dict)
     lowered: Lowered | None = field(default=None, repr=False)
+    host_bytes: int = 0
 
 
 # id of a Lowered and a schedule -> the program, as long as some module runs it: equal parts of a model share one.
@@ -87,6 +89,7 @@ def build(lowered: Lowered, schedule: Schedule) -> Program:
         file,
         written.ops,
         lowered,
+        written.host_bytes,
     )
     # Tracebacks show the line, and so the op and the module in its comment.
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)

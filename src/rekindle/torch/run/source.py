@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...model.arena import host_offsets
 from ...model.graph import ACCUMULATE, Graph
-from ...model.schedule import Free, Run, Schedule
+from ...model.schedule import Fetch, Free, Offload, Run, Schedule, Step
 from ..lowering.gradient_additions import additions, casts, unaliased
 from ..lowering.lowered import Lowered, OpCall
 from ..operators import rules
@@ -59,6 +60,7 @@ class Source:
     ops : number of a line, from 1 -> id of the op that it runs.
     stages : for each stage of backward, the placeholders whose gradients it puts into `out`, in order.
     read : for each stage, the placeholders that it reads.
+    host_bytes : of the block in which the host holds copies of values.
     """
 
     def __init__(self, lowered: Lowered, halves: Halves, sums: Sums):
@@ -67,6 +69,10 @@ class Source:
         self.lines: list[str] = []
         self.ops: dict[int, int] = {}
         self.read: list[set[fx.Node]] = []
+        offsets, self.host_bytes = host_offsets(lowered.graph, halves.schedule)
+        self._offsets = iter(offsets)
+        self._copying: set[int] = set()  # values whose copy to the host has begun and that have not been freed since
+        self._coming: set[int] = set()  # values that have been fetched and not been needed since
         self._write_forward()
         self.stages = self._write_backward()
 
@@ -79,12 +85,14 @@ class Source:
         captured, halves = self.low.captured, self.halves
         given = [p for p in captured.placeholders if p.op == "placeholder"]
         self.lines += ["def forward(inputs, rng):", f"    {_unpack(map(self.text.variable, given), 'inputs')}"]
-        self.lines += self._numbers()
+        self.lines += self._from_step()
         cloned = set(halves.saved) | read_late(self.low, halves.forward)
+        cloned |= {s.value for s in halves.forward if isinstance(s, Offload)}
         ran: set[int] = set()
         for s in halves.forward:
-            if isinstance(s, Free):
-                self._delete(s.value)
+            self._await(s)
+            if not isinstance(s, Run):
+                self._of_value(s)
                 continue
             call = self.low.calls[s.op]
             first = s.op not in ran
@@ -109,20 +117,25 @@ class Source:
             "def backward(saved, tangents, rng, out, retain, apart):",
             f"    {_unpack(kept, 'saved')}",
             f"    {_unpack(map(self.text.variable, captured.tangents), 'tangents')}",
-            *self._numbers(),
+            *self._from_step(),
         ]
         tangents = tangent_values(self._graph)
         for s in halves.dropped:
-            if isinstance(s, Free) and s.value in tangents:
+            assert isinstance(s, Free)
+            self._await(s)
+            if s.value in tangents:
                 self._delete(s.value)
+            else:
+                self._gone(s.value)
         stages: list[list[fx.Node]] = []
         handed: list[fx.Node] = []
         read: set[fx.Node] = set()
         untouched = set(halves.saved)  # copies that forward made
         last_read = last_reads(self.low, halves.backward)
         for i, s in enumerate(halves.backward):
-            if isinstance(s, Free):
-                self._delete(s.value)
+            self._await(s)
+            if not isinstance(s, Run):
+                self._of_value(s)
                 continue
             call = self.low.calls[s.op]
             placeholder = None if call.node is None else self.sums.handed_over.get(call.node)
@@ -234,6 +247,42 @@ class Source:
             self._delete(s.into)
         return len(parts)
 
+    # -- copies to the host --------------------------------------------------------------------------------------------
+    def _of_value(self, s: Free | Offload | Fetch) -> None:
+        """A step that is no run."""
+        names = self.text.variables(s.value)
+        if isinstance(s, Free):
+            self._gone(s.value)
+            self._delete(s.value)
+        elif not names:
+            pass
+        elif isinstance(s, Offload):
+            self.lines.append(f"    away.send({s.value}, {next(self._offsets)}, {', '.join(names)})")
+            self._copying.add(s.value)
+        else:
+            self.lines.append(f"    {', '.join(names)}, = away.fetch({s.value}, {self._again})")
+            self._coming.add(s.value)
+
+    def _gone(self, value: int) -> None:
+        """Wait for the copy of a value that is freed."""
+        if value in self._copying:
+            self._copying.discard(value)
+            self.lines.append(f"    away.gone({value})")
+
+    def _await(self, s: Step) -> None:
+        """Wait for the fetched values that a step needs."""
+        needed = (
+            {s.value} if isinstance(s, Free) else set(self._graph.ops[s.op].inputs) if isinstance(s, Run) else set()
+        )
+        for v in sorted(self._coming & needed):
+            self._coming.discard(v)
+            self.lines.append(f"    away.arrived({v}, {self._again})")
+
+    @property
+    def _again(self) -> str:
+        """Whether another backward may fetch a value once more."""
+        return "retain" if self.text.in_backward else "False"
+
     def _delete(self, value: int) -> None:
         if names := self.text.variables(value):
             self.lines.append(f"    del {', '.join(names)}")
@@ -243,8 +292,9 @@ class Source:
         """Variables of the values that forward hands to backward."""
         return [x for v in self.halves.saved for x in self.text.variables(v)]
 
-    def _numbers(self) -> list[str]:
-        return ["    numbers = rng['numbers']"] if self.low.captured.numbers.markers else []
+    def _from_step(self) -> list[str]:
+        numbers = ["    numbers = rng['numbers']"] if self.low.captured.numbers.markers else []
+        return [*numbers, "    away = rng['away']"] if self.host_bytes else numbers
 
     def _note(self, n: fx.Node) -> str:
         """A comment that names the module whose op it is."""

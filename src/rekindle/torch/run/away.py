@@ -1,0 +1,295 @@
+"""Copies of a step's values to the host and back, beside the ops that run.
+
+Every edge between the two is an event: a copy begins after the ops before it, memory is freed after the copy out of it, and the
+first op that reads a fetched value waits for the copy into it. Nothing relies on how long a copy takes. On a GPU two streams
+copy, one each way; on a CPU a thread does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+import weakref
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from ...errors import RekindleError
+from ...saying import notices
+from ...saying.sizes import format_bytes
+from ..private import is_fake
+
+LEFT_TO_HOST_SHARE = 0.1  # of its available memory, which no plan takes
+
+
+class Event(Protocol):
+    """The end of a copy."""
+
+    def wait(self) -> None:
+        """Let the ops that are asked for from now on run after it."""
+
+    def synchronize(self) -> None:
+        """Return once it is over."""
+
+
+class Engine(Protocol):
+    """Copies blocks of bytes, tensors of dtype uint8, in the order in which it is asked each way."""
+
+    def out(self, device: torch.Tensor, host: torch.Tensor) -> Event:
+        """Copy to the host, after the ops asked for so far."""
+
+    def back(self, host: torch.Tensor, device: torch.Tensor, after: Event) -> Event:
+        """Copy to the device, after the ops asked for so far and after the event."""
+
+
+@dataclass(frozen=True)
+class StreamEvent:
+    """An event on a stream of a GPU."""
+
+    event: torch.cuda.Event
+    device: torch.device
+
+    def wait(self) -> None:
+        torch.cuda.current_stream(self.device).wait_event(self.event)
+
+    def synchronize(self) -> None:
+        self.event.synchronize()
+
+
+class GpuEngine:
+    """The engine of a GPU: a stream for each way."""
+
+    def __init__(self, device: torch.device):
+        self._out, self._back = torch.cuda.Stream(device), torch.cuda.Stream(device)
+
+    def out(self, device: torch.Tensor, host: torch.Tensor) -> Event:
+        return self._copy(self._out, host, device)
+
+    def back(self, host: torch.Tensor, device: torch.Tensor, after: Event) -> Event:
+        assert isinstance(after, StreamEvent)
+        self._back.wait_event(after.event)
+        return self._copy(self._back, device, host)
+
+    def _copy(self, stream: torch.cuda.Stream, to: torch.Tensor, source: torch.Tensor) -> Event:
+        stream.wait_stream(torch.cuda.current_stream(stream.device))
+        with torch.cuda.stream(stream):
+            to.copy_(source, non_blocking=True)
+        return StreamEvent(stream.record_event(), stream.device)
+
+
+@dataclass(frozen=True)
+class ThreadEvent:
+    """The end of a copy by a thread."""
+
+    done: Future[Any]
+
+    def wait(self) -> None:
+        self.done.result()
+
+    def synchronize(self) -> None:
+        self.done.exception()  # waits, and leaves it to `wait` to raise
+
+
+class ThreadEngine:
+    """The engine of a CPU: one thread."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "rekindle-copies")
+
+    def out(self, device: torch.Tensor, host: torch.Tensor) -> Event:
+        return ThreadEvent(self._thread.submit(host.copy_, device))
+
+    def back(self, host: torch.Tensor, device: torch.Tensor, after: Event) -> Event:
+        def copy() -> None:
+            after.wait()
+            device.copy_(host)
+
+        return ThreadEvent(self._thread.submit(copy))
+
+
+@functools.cache
+def _engine(device: torch.device, process: int) -> Engine:
+    return GpuEngine(device) if device.type == "cuda" else ThreadEngine()
+
+
+def engine_of(device: torch.device) -> Engine:
+    """The engine of a device in this process: threads and streams do not outlive a fork."""
+    return _engine(device, os.getpid())
+
+
+class HostPool:
+    """Blocks of host memory for the copies of steps, one block for each step in progress; they are used again by later steps.
+
+    pinned : whether a GPU copies to them.
+    """
+
+    def __init__(self, pinned: bool):
+        self._pinned, self._lock = pinned, threading.Lock()
+        self._idle: list[torch.Tensor] = []
+        self._total = 0
+
+    def reserve(self, size: int, most: int | None) -> None:
+        """Have a block of so many bytes, before a step needs it. most : bytes of all blocks together.
+
+        Raises
+        ------
+        RekindleError : the host does not have so much memory.
+        """
+        self.give(self._take(size, most))
+
+    def take(self, size: int, most: int | None) -> torch.Tensor | None:
+        """A block of at least so many bytes; None: the host has no more room, which is said once."""
+        try:
+            return self._take(size, most)
+        except RekindleError as e:
+            notices.warn(
+                f"values stay on the device that a plan copies to the host, since more steps are in progress: {e}"
+            )
+            return None
+
+    def give(self, block: torch.Tensor) -> None:
+        """Take back a block that no copy uses any more."""
+        self._idle.append(block)  # one step of Python, so that a finaliser may do it at any time
+
+    def _take(self, size: int, most: int | None) -> torch.Tensor:
+        with self._lock:
+            fits = [i for i, b in enumerate(self._idle) if b.nbytes >= size]
+            if fits:
+                return self._idle.pop(min(fits, key=lambda i: self._idle[i].nbytes))
+            while self._idle:  # too small, and the new block serves in its place
+                self._total -= self._idle.pop().nbytes
+            left = min(_available(), (most if most is not None else 2**62) - self._total)
+            if size > left:
+                raise RekindleError(
+                    f"a plan that copies values to the host needs {format_bytes(size)} of its memory, and {format_bytes(left)} "
+                    'are left for it; plan again with a smaller host_budget, such as host_budget="'
+                    f'{max(0, left) >> 20}MiB"'
+                )
+            self._total += size
+            return _pinned(size) if self._pinned else torch.empty(size, dtype=torch.uint8)
+
+
+def _available() -> int:
+    """Bytes of the host's memory that a plan may take."""
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        with open("/proc/meminfo") as lines:
+            kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+        return int((1 - LEFT_TO_HOST_SHARE) * 1024 * kib)
+    return 2**62
+
+
+def _pinned(size: int) -> torch.Tensor:
+    """A block that a GPU copies to by itself. (PyTorch's own allocator of pinned memory takes the next power of two.)"""
+    block = torch.empty(size, dtype=torch.uint8)
+    runtime: Any = torch.cuda.cudart()
+    if error := int(runtime.cudaHostRegister(block.data_ptr(), size, 0)):
+        raise RekindleError(f"the system pins no {format_bytes(size)} of host memory for copies (CUDA error {error})")
+    weakref.finalize(block, runtime.cudaHostUnregister, block.data_ptr())
+    return block
+
+
+@functools.cache
+def _pool(pinned: bool, process: int) -> HostPool:
+    return HostPool(pinned)
+
+
+def pool_of(device: torch.device) -> HostPool:
+    """The blocks that steps on such a device use in this process."""
+    return _pool(device.type == "cuda", os.getpid())
+
+
+@dataclass
+class _Copy:
+    """One value of which the host has a copy.
+
+    host : its bytes in the step's block; None: it stays on the device, or is fake.
+    fake : whether it takes no memory anywhere.
+    parts : (dtype, shape, strides, offset) of its tensors.
+    device : the tensors, or the bytes that come back, as long as a copy goes on; of a value that stays, as long as it is away.
+    """
+
+    host: torch.Tensor | None
+    fake: bool
+    parts: list[tuple[torch.dtype, torch.Size, tuple[int, ...], int]]
+    size: int
+    where: torch.device
+    device: Any
+    left: Event | None = None
+    there: Event | None = None
+
+
+class Away:
+    """The values of one step that are on the host. A program calls it.
+
+    size : bytes of the block that the step needs. most : as in `HostPool.reserve`.
+    """
+
+    def __init__(self, size: int, most: int | None):
+        self._size, self._most = size, most
+        self._copies: dict[int, _Copy] = {}
+        self._block: torch.Tensor | None = None
+        self._pool: HostPool | None = None
+
+    def send(self, value: int, offset: int, *tensors: torch.Tensor) -> None:
+        """Begin to copy the storage of these tensors to the host, to this offset of the step's block."""
+        t = tensors[0]
+        size = t.untyped_storage().nbytes()
+        parts = [(x.dtype, x.shape, x.stride(), x.storage_offset()) for x in tensors]
+        copy = self._copies[value] = _Copy(None, is_fake(t), parts, size, t.device, tensors)
+        if copy.fake:
+            return
+        if self._block is None:
+            self._pool = pool_of(t.device)
+            self._block = self._pool.take(self._size, self._most)
+        if self._block is not None:
+            copy.host = self._block[offset : offset + size]
+            whole = torch.empty(0, dtype=torch.uint8, device=t.device).set_(t.untyped_storage())
+            copy.left = engine_of(t.device).out(whole, copy.host)
+
+    def gone(self, value: int) -> None:
+        """Let the memory of a value go once its copy has ended."""
+        copy = self._copies[value]
+        if copy.left is not None and copy.there is None:
+            copy.left.wait()
+        if copy.left is not None or copy.fake:
+            copy.device = ()
+
+    def fetch(self, value: int, again: bool) -> list[torch.Tensor]:
+        """New tensors for a value, into which its copy comes. again : another backward will fetch it once more."""
+        copy = self._copies[value]
+        if copy.there is not None:  # an earlier backward was left unfinished
+            copy.there.synchronize()
+        elif len(copy.device):  # it stayed
+            return [t.clone() if again else t for t in copy.device]
+        whole = torch.empty(copy.size, dtype=torch.uint8, device=copy.where)
+        if copy.host is not None:
+            assert copy.left is not None
+            copy.there, copy.device = engine_of(copy.where).back(copy.host, whole, copy.left), whole
+        return [whole.view(dtype).as_strided(shape, strides, at) for dtype, shape, strides, at in copy.parts]
+
+    def arrived(self, value: int, again: bool) -> None:
+        """Let later ops run after the copy has come. again : another backward will fetch it once more."""
+        copy = self._copies[value]
+        if copy.there is not None:
+            copy.there.wait()
+            copy.there, copy.device = None, ()
+        if not again:
+            del self._copies[value]
+            if not self._copies:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        if self._block is not None and self._pool is not None:
+            self._pool.give(self._block)
+        self._block = None
+
+    def __del__(self) -> None:
+        for copy in self._copies.values():  # the step was given up: what a copy uses must outlive it
+            for event in (copy.left, copy.there):
+                if event is not None:
+                    event.synchronize()
+        self._let_go()
