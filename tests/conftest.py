@@ -66,9 +66,9 @@ def memory_of_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / remembered.FOLDER
 
 
-@pytest.fixture
-def pair() -> Any:
-    """(plain, planned, input)."""
+@pytest.fixture(params=["recomputing", "copying"])
+def pair(request: pytest.FixtureRequest) -> Any:
+    """(plain, planned, input). The plan recomputes, or copies values to the host and recomputes."""
     from pairs import planned_pair  # torch reads the variables above when it is imported
 
-    return copy.deepcopy(planned_pair())
+    return copy.deepcopy(planned_pair(request.param == "copying"))

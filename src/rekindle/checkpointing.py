@@ -58,7 +58,8 @@ class Asked:
         UsageError : one of them is invalid, or two exclude each other.
         """
         goal = Goal.parse(*(given[k] for k in _GOALS))
-        options = accept.search(PlanOptions(goal, **{k: given[k] for k in _SEARCH}))
+        host = accept.host_bytes(given["host_budget"])
+        options = accept.search(PlanOptions(goal, **{k: given[k] for k in _SEARCH} | {"host_budget": host}))
         choice("on_new_shape", given["on_new_shape"], NEW_SHAPE)
         flag("check", given["check"])
         choice("loss", given["loss"], LOSSES)

@@ -35,13 +35,15 @@ def tight(trace: Trace) -> Plan:
 
 
 @functools.cache
-def planned_pair() -> tuple[nn.Module, nn.Module, torch.Tensor]:
-    """(plain, planned, input)."""
+def planned_pair(copying: bool = False) -> tuple[nn.Module, nn.Module, torch.Tensor]:
+    """(plain, planned, input). copying : the plan copies values to the host."""
     torch.manual_seed(0)
     plain, x = Net(), torch.rand(32, 16)
     planned = copy.deepcopy(plain)
-    plan = tight(rekindle.trace(planned, x))
+    trace = rekindle.trace(planned, x)
+    plan = rekindle.plan(trace, minimize="memory", offload=True) if copying else tight(trace)
     assert plan.overhead > 0
+    assert plan.schedule.moves == copying
     return plain, rekindle.apply(planned, plan), x
 
 

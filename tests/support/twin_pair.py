@@ -18,7 +18,12 @@ import rekindle
 from rekindle import RekindleError
 from twin_models import Counts, Sizes, called, inputs, loss_of, ran_planned
 
-GOALS: list[dict[str, Any]] = [{"minimize": "memory"}, {"budget": 0.5}, {"max_overhead": 0.5}]
+GOALS: list[dict[str, Any]] = [
+    {"minimize": "memory"},
+    {"budget": 0.5},
+    {"max_overhead": 0.5},
+    {"budget": 0.5, "offload": True},
+]
 HOW: dict[str, Any] = {"solver": "storages", "time_limit": 0.1}
 SOLVERS = {"Noisy": "hierarchical"}  # it puts a draw that backward alone uses into backward, where it may
 PATIENCE = 60.0  # seconds that one action, with the step after it, may take

@@ -63,8 +63,23 @@ def search(asked: PlanOptions) -> PlanOptions:
     callback("progress", asked.progress)
     seconds = time_limit if time_limit is None or type(time_limit) is int else float(time_limit)
     offload = asked.offload if asked.cost == "seconds" else False
-    host = None if asked.host_budget is None else parse_bytes(str(asked.host_budget))
-    return replace(asked, time_limit=seconds, seed=int(seed), offload=offload, host_budget=host if offload else None)
+    return replace(
+        asked, time_limit=seconds, seed=int(seed), offload=offload, host_budget=asked.host_budget if offload else None
+    )
+
+
+def host_bytes(given: str | int | None) -> int | None:
+    """The bytes of `host_budget=`.
+
+    Raises
+    ------
+    UsageError : it is no size.
+    """
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, Integral | str):
+        raise UsageError(f'host_budget={value(given)} is no size; write it like "16GiB" or as a number of bytes')
+    return parse_bytes(str(given))
 
 
 def unused(given: Any) -> tuple[str, ...]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable
+from functools import cache, partial
 
 import torch
 
@@ -28,7 +28,7 @@ def link_of(device: torch.device, target: str | None, fake: bool) -> Link:
     return _measured(device)
 
 
-@functools.cache
+@cache
 def _measured(device: torch.device) -> Link:
     """The link of a device at hand, from the fastest of a few copies of a large block."""
     cuda = device.type == "cuda"
@@ -47,7 +47,7 @@ def _measured(device: torch.device) -> Link:
                         to.copy_(source, non_blocking=True)
             torch.cuda.synchronize(device)
 
-        out, back, both = (_seconds(lambda way=way: copy(*way)) for way in ((True, False), (False, True), (True, True)))
+        out, back, both = (_seconds(partial(copy, *ways)) for ways in ((True, False), (False, True), (True, True)))
     return Link(_rate(out), _rate(back), COPY_S, both < BOTH_AT_ONCE_SHARE * (out + back))
 
 

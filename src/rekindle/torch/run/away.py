@@ -8,6 +8,7 @@ copy, one each way; on a CPU a thread does.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
 import threading
@@ -95,20 +96,21 @@ class ThreadEvent:
 
 
 class ThreadEngine:
-    """The engine of a CPU: one thread."""
+    """The engine of a CPU: one thread. It is told addresses, so that it never is the last to hold a tensor: memory goes when the
+    program lets it go."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "rekindle-copies")
 
     def out(self, device: torch.Tensor, host: torch.Tensor) -> Event:
-        return ThreadEvent(self._thread.submit(host.copy_, device))
+        return ThreadEvent(self._thread.submit(ctypes.memmove, host.data_ptr(), device.data_ptr(), device.nbytes))
 
     def back(self, host: torch.Tensor, device: torch.Tensor, after: Event) -> Event:
-        def copy() -> None:
+        def copy(to: int, source: int, size: int) -> None:
             after.wait()
-            device.copy_(host)
+            ctypes.memmove(to, source, size)
 
-        return ThreadEvent(self._thread.submit(copy))
+        return ThreadEvent(self._thread.submit(copy, device.data_ptr(), host.data_ptr(), device.nbytes))
 
 
 @functools.cache
@@ -234,13 +236,14 @@ class Away:
         self._block: torch.Tensor | None = None
         self._pool: HostPool | None = None
 
-    def send(self, value: int, offset: int, *tensors: torch.Tensor) -> None:
-        """Begin to copy the storage of these tensors to the host, to this offset of the step's block."""
+    def send(self, value: int, offset: int, again: bool, *tensors: torch.Tensor) -> None:
+        """Begin to copy the storage of these tensors to the host, to this offset of the step's block. again : another backward
+        may need what the host has there now, so the value stays."""
         t = tensors[0]
         size = t.untyped_storage().nbytes()
-        parts = [(x.dtype, x.shape, x.stride(), x.storage_offset()) for x in tensors]
+        parts = [(x.dtype, x.shape, x.stride(), int(x.storage_offset())) for x in tensors]
         copy = self._copies[value] = _Copy(None, is_fake(t), parts, size, t.device, tensors)
-        if copy.fake:
+        if copy.fake or again:
             return
         if self._block is None:
             self._pool = pool_of(t.device)

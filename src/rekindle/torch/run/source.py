@@ -257,7 +257,7 @@ class Source:
         elif not names:
             pass
         elif isinstance(s, Offload):
-            self.lines.append(f"    away.send({s.value}, {next(self._offsets)}, {', '.join(names)})")
+            self.lines.append(f"    away.send({s.value}, {next(self._offsets)}, {self._again}, {', '.join(names)})")
             self._copying.add(s.value)
         else:
             self.lines.append(f"    {', '.join(names)}, = away.fetch({s.value}, {self._again})")

@@ -1,0 +1,308 @@
+"""Copies to the host and back are exact however late, slow or out of order they come, and leave nothing behind."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import functools
+import gc
+import random
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses import FakeTensorMode
+
+import rekindle
+from pairs import both, equal_gradients
+from rekindle import RekindleError
+from rekindle.torch.measure import memory as measure
+from rekindle.torch.run import away
+from rekindle.torch.run.away import Away, HostPool, ThreadEngine
+from rekindle.torch.run.program import build
+
+
+class Attention(nn.Module):
+    """Blocks whose q, k and v are views of one storage, with dropout."""
+
+    def __init__(self, width: int = 32, blocks: int = 3):
+        super().__init__()
+        self.qkv = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(blocks))
+        self.out = nn.ModuleList(nn.Linear(width, width) for _ in range(blocks))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for qkv, out in zip(self.qkv, self.out, strict=True):
+            q, k, v = qkv(x).chunk(3, dim=-1)
+            x = x + nn.functional.dropout(out(torch.softmax(q @ k.transpose(-1, -2), -1) @ v), 0.1)
+        return x
+
+
+@functools.cache
+def planned() -> tuple[nn.Module, nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    plain, x = Attention(), torch.rand(4, 48, 32)
+    ours = copy.deepcopy(plain)
+    plan = rekindle.plan(rekindle.trace(ours, x), minimize="memory", offload=True)
+    assert plan.schedule.moves
+    return plain, rekindle.apply(ours, plan), x
+
+
+@pytest.fixture
+def twins() -> tuple[nn.Module, nn.Module, torch.Tensor]:
+    return copy.deepcopy(planned())
+
+
+class Late:
+    """The event of a copy that runs when somebody waits for it, and not before."""
+
+    def __init__(self, run: Callable[[], None], after: Late | None = None):
+        self._run: Callable[[], None] | None = run
+        self._after = after
+
+    def wait(self) -> None:
+        if self._after is not None:
+            self._after.wait()
+        run, self._run = self._run, None
+        if run is not None:
+            run()
+
+    synchronize = wait
+
+
+def address(t: torch.Tensor) -> tuple[int, int]:
+    """Where the bytes lie. The tensor is not kept: memory that is freed too early is written to by others."""
+    return t.data_ptr(), t.nbytes
+
+
+class LateEngine:
+    """Copies at the last moment that the events allow."""
+
+    def out(self, device: torch.Tensor, host: torch.Tensor) -> Late:
+        (source, size), (to, _) = address(device), address(host)
+        return Late(lambda: ctypes.memmove(to, source, size) and None)
+
+    def back(self, host: torch.Tensor, device: torch.Tensor, after: Any) -> Late:
+        (source, size), (to, _) = address(host), address(device)
+        device.fill_(255)  # NaN in every floating-point type
+        return Late(lambda: ctypes.memmove(to, source, size) and None, after)
+
+
+class SlowEngine(ThreadEngine):
+    """A thread that sleeps before some copies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._random = random.Random(0)
+
+    def out(self, device: torch.Tensor, host: torch.Tensor) -> Any:
+        self._thread.submit(time.sleep, self._random.choice([0, 0.01]))
+        return super().out(device, host)
+
+
+class ShuffledEngine(LateEngine):
+    """Once somebody waits, the copies that nobody waits for run first, in any order that their events allow."""
+
+    def __init__(self) -> None:
+        self._random, self._asked = random.Random(0), list[Late]()
+
+    def _noted(self, event: Late) -> Late:
+        self._random.shuffle(self._asked)
+        while len(self._asked) > 3:
+            self._asked.pop().wait()
+        self._asked.append(event)
+        return event
+
+    def out(self, device: torch.Tensor, host: torch.Tensor) -> Late:
+        return self._noted(super().out(device, host))
+
+    def back(self, host: torch.Tensor, device: torch.Tensor, after: Any) -> Late:
+        return self._noted(super().back(host, device, after))
+
+
+class FailingEngine(ThreadEngine):
+    """Its third copy to the host fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = 2
+
+    def out(self, device: torch.Tensor, host: torch.Tensor) -> Any:
+        self.left -= 1
+        if self.left >= 0:
+            return super().out(device, host)
+        failed: Future[Any] = Future()
+        failed.set_exception(OSError("the link is down"))
+        return away.ThreadEvent(failed)
+
+
+def train(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    losses = []
+    for _ in range(3):
+        loss = m(x).square().mean()
+        loss.backward()
+        losses.append(loss.detach())
+        with torch.no_grad():
+            for p in m.parameters():
+                p -= 0.1 * p.grad  # type: ignore[operator]
+                p.grad = None
+    return torch.stack([*losses, *(p.detach().square().sum() for p in m.parameters())])
+
+
+@pytest.mark.parametrize("engine", [LateEngine, SlowEngine, ShuffledEngine])
+def test_the_numbers_are_eagers_whenever_copies_run(
+    twins: Any, engine: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = engine()
+    monkeypatch.setattr(away, "engine_of", lambda device: used)
+    theirs, ours = both(twins, train)
+    assert torch.equal(theirs, ours)
+
+
+@pytest.mark.parametrize("edge", ["gone", "arrived"])
+def test_an_edge_that_is_left_out_is_seen(twins: Any, edge: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it these tests would prove nothing."""
+    monkeypatch.setattr(away, "engine_of", lambda device: LateEngine())
+    real = getattr(Away, edge)
+
+    def without(self: Away, value: int, *more: Any) -> None:
+        kept = self._copies[value]
+        waits = [(e, e.wait) for e in (kept.left, kept.there) if e is not None]
+        for e, _ in waits:
+            e.wait = lambda: None  # type: ignore[method-assign]
+        real(self, value, *more)
+        for e, wait in waits:
+            e.wait = wait  # type: ignore[method-assign]
+
+    monkeypatch.setattr(Away, edge, without)
+    theirs, ours = both(twins, train)
+    assert not torch.equal(theirs, ours)
+
+
+def test_a_failed_copy_is_an_error_and_the_next_step_is_right(twins: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, ours, x = twins
+    with monkeypatch.context() as m:
+        broken = FailingEngine()
+        m.setattr(away, "engine_of", lambda device: broken)
+        with pytest.raises(OSError, match="the link is down"):
+            ours(x).square().mean().backward()
+    ours.zero_grad()
+    both(twins, lambda m, x: m(x).square().mean().backward())
+    assert equal_gradients(plain, ours)
+
+
+def blocks(pool: HostPool) -> tuple[int, int]:
+    """(bytes of all blocks, blocks that no step uses)."""
+    gc.collect()
+    return pool._total, len(pool._idle)
+
+
+def test_steps_that_end_in_any_way_give_their_block_back(twins: Any) -> None:
+    _, ours, x = twins
+    pool = away.pool_of(torch.device("cpu"))
+    ours(x).square().mean().backward()
+    before = blocks(pool)
+    ours(x)  # no backward
+    assert blocks(pool) == before
+    loss = ours(x).square().mean()
+    loss.backward(retain_graph=True)
+    del loss
+    assert blocks(pool) == before
+    hook = ours.qkv[1].weight.register_hook(lambda g: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        ours(x).square().mean().backward()
+    hook.remove()
+    torch.ones(1, requires_grad=True).sum().backward()  # autograd holds on to a failed backward until the next one
+    assert blocks(pool) == before
+    ours(x).square().mean().backward()
+    assert blocks(pool) == before
+
+
+def test_two_hundred_steps_take_no_more_memory_than_the_first_ones(twins: Any) -> None:
+    _, ours, x = twins
+    pool = away.pool_of(torch.device("cpu"))
+
+    def level() -> tuple[int, int, int]:
+        gc.collect()
+        alive = sum(isinstance(o, Away | torch.Tensor) for o in gc.get_objects())
+        return (*blocks(pool), alive)
+
+    for _ in range(3):
+        ours(x).square().mean().backward()
+    before = level()
+    for _ in range(200):
+        ours(x).square().mean().backward()
+    assert level() == before
+
+
+def test_a_second_step_in_progress_takes_a_second_block_or_stays_on_the_device(twins: Any) -> None:
+    plain, ours, x = twins
+
+    def two(m: nn.Module, x: torch.Tensor) -> None:
+        a, b = m(x).square().mean(), m(2 * x).square().mean()
+        a.backward()
+        b.backward()
+
+    both(twins, two)
+    assert equal_gradients(plain, ours)
+    plan = ours.forward.plan
+    few = copy.deepcopy(plain)
+    few.zero_grad()
+    budgeted = rekindle.plan(
+        rekindle.trace(few, x), minimize="memory", offload=True, host_budget=plan.host_bytes + 4096
+    )
+    rekindle.apply(few, budgeted)
+    pool = away.pool_of(torch.device("cpu"))
+    pool._idle.clear()
+    pool._total = 0
+    plain.zero_grad()
+    with pytest.warns(rekindle.RekindleWarning, match="values stay on the device"):
+        both((plain, few, x), two)
+    assert equal_gradients(plain, few)
+
+
+def test_a_host_without_the_memory_refuses_before_training(twins: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, ours, x = twins
+    pool = HostPool(pinned=False)
+    monkeypatch.setattr(away, "pool_of", lambda device: pool)
+    monkeypatch.setattr("rekindle.torch.run.bound.pool_of", lambda device: pool)
+    monkeypatch.setattr(away, "_available", lambda: 1000)
+    with pytest.raises(RekindleError, match="host_budget"):
+        rekindle.apply(plain, ours.forward.plan)
+    assert torch.equal(plain(x), plain(x)) is False  # dropout draws: it runs, plainly
+    assert not hasattr(plain.forward, "plan")
+
+
+class Loss(Attention):
+    """The loss itself, so that the plan knows all that a step holds."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).square().mean()
+
+
+def test_device_and_host_hold_what_was_predicted() -> None:
+    torch.manual_seed(0)
+    model, x = Loss(width=128), torch.rand(4, 256, 128)
+    plan = rekindle.plan(rekindle.trace(model, x), budget=0.5, offload=True)
+    assert plan.moved_bytes
+    check = rekindle.verify(model, x, plan)
+    assert check.ok
+    assert check.measured_peak_bytes == pytest.approx(plan.activation_peak_bytes, rel=0.01)
+    rekindle.apply(model, plan)
+    assert build(plan.trace.lowered, plan.schedule).host_bytes == pytest.approx(plan.host_bytes, rel=0.01)
+
+
+def test_copies_of_fake_tensors_hold_what_was_predicted() -> None:
+    with FakeTensorMode():
+        model, x = Loss(width=128), torch.rand(4, 256, 128)
+        plan = rekindle.plan(rekindle.trace(model, x, target="h200"), budget=0.4, offload=True)
+        assert plan.moved_bytes
+        rekindle.apply(model, plan)
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        known = [x, *(t for p in model.parameters() for t in (p, p.grad) if t is not None)]
+        peak = measure.storage_peak(lambda: model(x).backward(), known)
+    assert peak.peak_bytes == pytest.approx(plan.activation_peak_bytes, rel=0.01)
