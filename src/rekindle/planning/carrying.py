@@ -6,6 +6,7 @@ was made with.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from ..saying.shares import EPS
 from . import registry
 from .candidates import Finish, PlanRequest, Scored, Scorer, pick
 from .certify import Certificate
+from .offloading import Offloading
 from .planner import as_plan, plan_graph
 
 CARRIED, SEARCHED, ANOTHER_GRAPH, RECEIVED = "carried over", "searched", "searched for another graph", "received"
@@ -106,7 +108,11 @@ def carried_plan(
 
     def best() -> Scored | None:
         small = [s for s in found if s.judged.peak_bytes <= largest]
-        return pick(small, aim)
+        chosen = pick(small, aim)
+        if not options.offload or graph.link is None:
+            return chosen
+        copied = Offloading(scorer, aim, options.host_budget or math.inf).among(found, chosen)
+        return None if copied is None or copied.judged.peak_bytes > largest else copied
 
     chosen = best()
     if chosen is None or options.goal.budget is not None and chosen.judged.overhead > EPS:

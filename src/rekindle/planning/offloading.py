@@ -26,53 +26,51 @@ HALVINGS = 6  # of the bytes between a peak that is reached and one that is not
 
 @dataclass(frozen=True)
 class Offloading:
-    """A search for the best schedule with copies.
-
-    problem : as the solver takes it. host_bytes : that the host may hold.
-    """
+    """A search for the best schedule with copies. host_bytes : that the host may hold."""
 
     scorer: Scorer
-    solver: Solver
-    problem: Problem
     aim: Aim
     host_bytes: float
 
-    def best(self, plain: Scored | None) -> Scored | None:
+    def best(self, plain: Scored | None, solver: Solver, problem: Problem) -> Scored | None:
         """The best candidate for the goal, with copies or without; None: nothing keeps the goal.
 
-        plain : the best one without copies; None: none keeps the goal.
+        plain : the best one without copies; None: none keeps the goal. problem : as the solver was asked.
         """
-        curve = self._curve()
-        found = self._better(plain, curve)
+        graph = self.scorer.graph
+        runs = solver.known(problem.graph.hash)
+        if not len(runs):
+            whole = replace(problem, limit=None, max_overhead=None, whole=True, coarse=True)
+            runs = [np.array(s.runs) for s in solver.solve(whole)]
+        met = [Schedule.baseline(graph, solver.name), *(Schedule.from_runs(graph, r, solver.name) for r in runs)]
+        curve = pareto(self.scorer.all(met))[-CANDIDATES_MOST:]
+        found = self.among(curve, plain)
         if found is None or found is plain:
             return found
         if self.aim.limit is None:  # the same peak may be reached in less time
-            return replace(self, aim=Aim(limit=found.needs))._better(found, curve)
-        own = self.scorer.as_run(Schedule.from_runs(self.scorer.graph, found.schedule.runs, self.solver.name))
-        limit = own.needs - (self.scorer.spare or 0)
-        return self._better(found, self.scorer.all(self.solver.solve(replace(self.problem, limit=limit))))
+            return replace(self, aim=Aim(limit=found.needs)).among(curve, found)
+        own = self.scorer.as_run(Schedule.from_runs(graph, found.schedule.runs, solver.name))
+        near = solver.solve(replace(problem, limit=own.needs - (self.scorer.spare or 0)))
+        return self.among(self.scorer.all(near), found)
 
-    def _curve(self) -> list[Scored]:
-        """Finished schedules of the whole curve, in order of falling peak."""
-        graph, name = self.scorer.graph, self.solver.name
-        runs = self.solver.known(self.problem.graph.hash)
-        if not len(runs):
-            whole = replace(self.problem, limit=None, max_overhead=None, whole=True, coarse=True)
-            runs = [np.array(s.runs) for s in self.solver.solve(whole)]
-        met = [Schedule.baseline(graph, name), *(Schedule.from_runs(graph, r, name) for r in runs)]
-        return pareto(self.scorer.all(met))[-CANDIDATES_MOST:]
-
-    def _better(self, best: Scored | None, met: Iterable[Scored]) -> Scored | None:
+    def among(self, met: Iterable[Scored], best: Scored | None) -> Scored | None:
+        """The best of `best` and of these finished schedules with copies; None: nothing keeps the goal."""
         for s in met:
             better = self._cheaper if self.aim.limit is not None else self._smaller
             best = better(best, s) or best
         return best
 
+    @property
+    def _once_s(self) -> float:
+        """Seconds of a step that runs each needed op once."""
+        graph = self.scorer.graph
+        return float(graph.weights("seconds")[graph.needed].sum())
+
     def _cheaper(self, best: Scored | None, s: Scored) -> Scored | None:
         """The schedule with copies that keeps the limit and takes less time than `best`."""
         limit = self.aim.limit
         assert limit is not None
-        most_s = np.inf if best is None else best.judged.seconds - EPS * self.problem.base_cost
+        most_s = np.inf if best is None else best.judged.seconds - EPS * self._once_s
         if s.judged.seconds >= most_s or s.needs <= limit:
             return None
         return self._copied(self._copying(s), limit, most_s)
@@ -80,7 +78,7 @@ class Offloading:
     def _smaller(self, best: Scored | None, s: Scored) -> Scored | None:
         """The schedule with copies that keeps the overhead and takes less memory than `best`."""
         allowed = self.aim.max_overhead
-        most_s = np.inf if allowed is None else (1 + allowed + EPS) * self.problem.base_cost
+        most_s = np.inf if allowed is None else (1 + allowed + EPS) * self._once_s
         top = s.needs if best is None else best.needs
         copying, found = self._copying(s), None
         least = copying.least_room

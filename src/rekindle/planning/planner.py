@@ -152,7 +152,7 @@ def _offloaded(
         except InfeasibleBudget as e:
             refused = e
         announce(options.progress, "looking for values that can be copied to the host")
-        copied = Offloading(scorer, solver, problem, aim, host_bytes).best(plain)
+        copied = Offloading(scorer, aim, host_bytes).best(plain, solver, problem)
         if copied is None:
             assert refused is not None
             refused.args = (f"{refused}. No copies to the host were found that keep it either",)

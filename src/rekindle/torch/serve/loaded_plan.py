@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ...ask import PlanOptions, TraceOptions
 from ...errors import PlanMismatch, TraceError
@@ -82,10 +83,10 @@ class LoadedPlan:
         limit = self._plan.goal.budget
         if limit is None:
             return ""
-        schedule = LastReads(fits.lowered).heeded(fits.graph, self._plan.schedule)
-        peak = simulate(fits.graph, schedule).peak_bytes
+        schedule, link = LastReads(fits.lowered).heeded(fits.graph, self._plan.schedule), self._plan.graph.link
+        peak = simulate(replace(fits.graph, link=link), schedule).peak_bytes
         if peak > limit:  # by workspaces that were guessed?
-            peak = simulate(fits.without_guesses().graph, schedule).peak_bytes
+            peak = simulate(replace(fits.without_guesses().graph, link=link), schedule).peak_bytes
         if peak <= limit:
             return ""
         return (

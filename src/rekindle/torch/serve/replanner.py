@@ -370,4 +370,4 @@ def _keeps_goal(plan: Plan, graph: Graph) -> bool:
     budget = plan.goal.budget
     if budget is None or plan.rewriting is not None:
         return budget is None or graph.with_resident(plan.activation_peak_bytes) <= budget
-    return simulate(graph, plan.schedule, plan.cost).peak_bytes <= budget
+    return simulate(replace(graph, link=plan.graph.link), plan.schedule, plan.cost).peak_bytes <= budget
