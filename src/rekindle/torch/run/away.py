@@ -96,8 +96,8 @@ class ThreadEvent:
 
 
 class ThreadEngine:
-    """The engine of a CPU: one thread. It is told addresses, and is never the last to hold a tensor: memory goes when the program
-    lets it go."""
+    """The engine of a CPU: one thread. It is told addresses and never is the last to hold a tensor: memory goes when the
+    program lets it go."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "rekindle-copies")
