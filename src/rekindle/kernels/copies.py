@@ -15,30 +15,34 @@ class Gaps(NamedTuple):
 
     value : int64 [gaps].
     last, next : int64 [gaps]; the runs that use the value before and after the gap.
+    by_next : int64 [gaps]; the gaps in the order in which they end.
     """
 
     value: np.ndarray
     last: np.ndarray
     next: np.ndarray
+    by_next: np.ndarray
 
 
 @entry
 def gaps(steps, may_leave, graph):
-    """int64 [gaps, 3] rows (value, last, next) of a valid schedule without copies. O(steps + edges).
+    """int64 [gaps, 3] rows (value, last, next) of a valid schedule without copies, in the order of `next`. O(steps + edges).
 
     may_leave : bool [values].
     """
     in_ptr, in_ids, out_ptr, out_ids = graph.in_ptr, graph.in_ids, graph.out_ptr, graph.out_ids
     used = np.full(len(graph.bytes), -1, np.int64)  # the last run that used the value in this life
-    rows = np.empty((len(graph.in_ids) + len(steps), 3), np.int64)
+    read = 0
+    for s in range(len(steps)):
+        if steps[s, 0] == RUN:
+            read += in_ptr[steps[s, 1] + 1] - in_ptr[steps[s, 1]]
+    rows = np.empty((read, 3), np.int64)
     m, k = 0, -1
     for s in range(len(steps)):
         if steps[s, 0] != RUN:
             continue
         k += 1
         o = steps[s, 1]
-        if m + in_ptr[o + 1] - in_ptr[o] > len(rows):
-            rows = np.concatenate((rows, np.empty_like(rows)))
         for j in range(in_ptr[o], in_ptr[o + 1]):
             v = in_ids[j]
             if may_leave[v] and used[v] >= 0 and k - used[v] > 1:
@@ -47,7 +51,21 @@ def gaps(steps, may_leave, graph):
             used[v] = k
         for j in range(out_ptr[o], out_ptr[o + 1]):
             used[out_ids[j]] = k
-    return rows[:m][np.argsort(rows[:m, 1], kind="mergesort")]
+    return rows[:m]
+
+
+@inner
+def _most(numbers, begin, end):
+    most = 0
+    for k in range(begin, end):
+        most = max(most, numbers[k])
+    return most
+
+
+@inner
+def _add(numbers, begin, end, more):
+    for k in range(begin, end):
+        numbers[k] += more
 
 
 @entry
@@ -58,15 +76,14 @@ def choose(order, gaps, memory, limit, host_bytes, graph):
     memory : int64 [runs], bytes during each run. host_bytes : that the host may hold. O(runs of all gaps).
     """
     chosen = np.zeros(len(gaps.value), np.bool_)
-    over = memory - limit
-    host = np.zeros(len(memory), np.int64)
+    held, host = memory.copy(), np.zeros_like(memory)
     for g in order:
         size, begin, end = graph.bytes[gaps.value[g]], gaps.last[g], gaps.next[g] + 1
-        chosen[g] = over[begin + 1 : end - 1].max() > 0 and host[begin:end].max() + size <= host_bytes
+        chosen[g] = _most(held, begin + 1, end - 1) > limit and _most(host, begin, end) + size <= host_bytes
         if chosen[g]:
-            host[begin:end] += size
-            over[gaps.last[g] + 1 : gaps.next[g]] -= size
-    return chosen, over.max() <= 0 if len(over) else True
+            _add(host, begin, end, size)
+            _add(held, begin + 1, end - 1, -size)
+    return chosen, _most(held, 0, len(held)) <= limit
 
 
 @inner
@@ -77,8 +94,10 @@ def _latest_fetches(order, gaps, begins, link, size):
     for q in range(len(order) - 1, -1, -1):
         g = order[q]
         free = min(begins[gaps.next[g]], free) - size[gaps.value[g]] * link[1] - link[2]
-        k = np.searchsorted(begins, free, "right") - 1
-        at[g] = min(max(k, gaps.last[g] + 1), gaps.next[g])
+        k = gaps.next[g]
+        while k > gaps.last[g] + 1 and begins[k] > free:
+            k -= 1
+        at[g] = k
     return at
 
 
@@ -106,7 +125,12 @@ def place(steps, gaps, chosen, memory, limit, seconds, link, graph):
             total += seconds[steps[s, 1]]
             k += 1
     picked = np.flatnonzero(chosen)
-    returns = picked[np.argsort(gaps.next[picked], kind="mergesort")]
+    returns = np.empty(len(picked), np.int64)
+    q = 0
+    for g in gaps.by_next:
+        if chosen[g]:
+            returns[q] = g
+            q += 1
     at = _latest_fetches(returns, gaps, begins, link, size)
     state = np.zeros(len(gaps.value), np.int8)
     rows = np.empty((len(steps) + 3 * len(picked), 3), np.int64)
@@ -136,7 +160,7 @@ def place(steps, gaps, chosen, memory, limit, seconds, link, graph):
                 state[g] = STAYED
                 continue
             now = max(now, left[v], there[v])
-            profile[k : gaps.next[g]] -= size[v]
+            _add(profile, k, gaps.next[g], -size[v])
             state[g] = AWAY
             rows[m, 0], rows[m, 1] = FREE, v
             m += 1
@@ -150,14 +174,14 @@ def place(steps, gaps, chosen, memory, limit, seconds, link, graph):
                     break
                 returned += 1
                 continue
-            if at[g] > k or end > k and profile[k:end].max() + size[v] > limit:
+            if at[g] > k or end > k and _most(profile, k, end) + size[v] > limit:
                 break
             begin = max(now, left[v], back)
             back = begin + size[v] * link[1] + link[2]
             there[v] = back
             if not link[3]:
                 out = back
-            profile[k:end] += size[v]
+            _add(profile, k, end, size[v])
             state[g] = BACK
             on_host[v] = False
             rows[m, 0], rows[m, 1] = FETCH, v

@@ -39,7 +39,9 @@ class Copying:
         large = size >= max(1.0, LEAST_SHARE * float(self.memory.max(initial=0)))
         may_leave = large & ~self.graph.shared & (self.graph.arrays.producer >= 0)
         rows = copies.gaps(self.schedule.array, may_leave, self.graph.arrays)
-        return copies.Gaps(*(np.ascontiguousarray(column) for column in rows.T))
+        rows = rows[np.argsort(rows[:, 1], kind="stable")]
+        by_next = np.argsort(rows[:, 2], kind="stable").astype(np.int64)
+        return copies.Gaps(*(np.ascontiguousarray(column) for column in rows.T), by_next)
 
     @cached_property
     def orders(self) -> list[np.ndarray]:
