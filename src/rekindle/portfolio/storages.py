@@ -137,14 +137,14 @@ class Search:
         Their points are put together afterwards, in order, so that threads change nothing. proposals : of all chains.
         number : gives the chains their own random numbers.
         """
-        points, each = self.points, int(proposals / len(objectives))
+        points, classes, each = self.points, self.points.classes, int(proposals / len(objectives))
 
         def one(i: int, objective: Objective, point: Point) -> PointArchive:
             archive = PointArchive(points, BINS)
             for k, steps, first_heat in slices(self.problem, each, heat):
                 seed = self.problem.seed * 100_003 + number * 1009 + i * 17 + k
                 point = kernel.anneal(
-                    point, points.reduced.candidates, points.classes, points.instance,
+                    point, points.reduced.candidates, classes, points.instance,
                     objective, archive.bins, steps, first_heat, seed,
                 )  # fmt: skip
             return archive

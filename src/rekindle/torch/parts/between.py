@@ -26,9 +26,9 @@ from ..run.own_forward import forward_instead
 from ..serve.planned import PlannedForward
 from ..tensors import tree
 from ..tensors.op_tensors import storage_of
-from .again import AgainForward
+from ..ways.again import AgainForward
+from ..ways.finding import Unit
 from .applied import Forward
-from .finding import Unit
 
 BEGINS, ENDS = "begins", "ends"
 

@@ -33,11 +33,11 @@ from ..rewrite.closeness import NOTHING
 from ..tensors.ranks import Turns
 from ..tensors.sharded import class_name
 from ..trace import plain_forward
+from ..ways.finding import Found
 from . import words
 from .between import Between, Watched, between
 from .choices import Choices, Chosen
 from .compiled_search import reference, rounded
-from .finding import Found
 from .words import Covered, covered
 
 # All are guesses.

@@ -23,8 +23,8 @@ from ..tensors import ranks
 from ..tensors.precision import deterministic
 from ..tensors.sharded import any_fully_sharded, class_name
 from ..trace import plain_forward
+from ..ways.finding import Found, Unit
 from .applied import Replan
-from .finding import Found, Unit
 from .known_plans import question
 from .planning import PartsRequest, find, plan_parts
 from .verify import verify
