@@ -26,8 +26,8 @@ def search(asked: PlanOptions) -> PlanOptions:
 
     Raises
     ------
-    UsageError : an unknown solver, cost, effort or parity, a time limit that is no finite number above 0, a seed that is no
-        whole number from 0 to 2**32 - 1, a flag that is none, or_least without a budget, a progress that cannot be called.
+    UsageError : an unknown solver, cost, effort or parity, a time limit that is no finite number above 0, a seed out of
+        range, a flag that is none, or_least without a budget, a progress that cannot be called.
     """
     registry.get(asked.solver)
     choice("cost", asked.cost, COSTS)
@@ -46,12 +46,21 @@ def search(asked: PlanOptions) -> PlanOptions:
             f"time_limit={value(time_limit)} must be a number of seconds above 0 and at most {TIME_MOST_S:g}; None lets the "
             "solver take what it needs"
         )
-    seed: Any = asked.seed
-    if not isinstance(seed, Integral) or isinstance(seed, bool) or not 0 <= int(seed) < SEEDS:
-        raise UsageError(f"seed={value(seed)} must be a whole number from 0 to {SEEDS - 1}; the default is 0")
     callback("progress", asked.progress)
     seconds = time_limit if time_limit is None or type(time_limit) is int else float(time_limit)
-    return replace(asked, time_limit=seconds, seed=int(seed))
+    return replace(asked, time_limit=seconds, seed=seed(asked.seed))
+
+
+def seed(given: Any) -> int:
+    """The seed as Python's int.
+
+    Raises
+    ------
+    UsageError : it is no whole number from 0 to 2**32 - 1.
+    """
+    if not isinstance(given, Integral) or isinstance(given, bool) or not 0 <= int(given) < SEEDS:
+        raise UsageError(f"seed={value(given)} must be a whole number from 0 to {SEEDS - 1}; the default is 0")
+    return int(given)
 
 
 def unused(given: Any) -> tuple[str, ...]:
