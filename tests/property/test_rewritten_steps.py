@@ -14,9 +14,9 @@ from torch import fx, nn
 import rekindle
 from rekindle.ask import Goal, LeastMemory, MaxOverhead
 from rekindle.errors import PlanMismatch
+from rekindle.model.judge import plain_activation_bytes
 from rekindle.model.plan import Plan
 from rekindle.model.rewriting import SLICES, Rewrite
-from rekindle.planning.own_terms import plain_activation_bytes
 from rekindle.torch.capture.captured import Captured
 from rekindle.torch.operators.node_tensors import is_member
 from rekindle.torch.operators.rules import draws_random

@@ -100,7 +100,7 @@ def unused_of(what: Any, given: Any) -> None:
         )
 
 
-def trace_or_graph(what: Any, target: str | None, options: PlanOptions, gradients: str | None = None) -> Any:
+def trace_or_graph(what: Any, target: str | None, options: PlanOptions, gradients: str | None) -> Any:
     """The given Trace or Graph; a Trace with the seconds of the target and for the treatment of gradients that are named.
 
     Raises

@@ -182,7 +182,7 @@ def parameters(model: nn.Module, tensors: Sequence[torch.Tensor]) -> None:
         )
 
 
-def fully_sharded(model: nn.Module, compiled: CompileOptions | None = None, strict: bool = False) -> TraceError | None:
+def fully_sharded(model: nn.Module, compiled: CompileOptions | None, strict: bool) -> TraceError | None:
     """Why a model that `fully_shard` has sharded is planned by parts; None: it is not sharded so, or parts are not wanted.
 
     Raises

@@ -9,8 +9,8 @@ import torch
 from torch import fx, nn
 
 import rekindle
+from rekindle.model.judge import plain_activation_bytes
 from rekindle.model.rewriting import CONVOLUTIONS, SAVES, SLICES, Rewrite
-from rekindle.planning.own_terms import plain_activation_bytes
 from rekindle.torch.capture.captured import Captured
 from rekindle.torch.operators.table import by_overload
 from rekindle.torch.rewrite import unsliced

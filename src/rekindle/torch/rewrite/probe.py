@@ -93,7 +93,7 @@ class Bits:
         """
         return SUM not in cut.outs and self.same_beside_sums(node, cut, slices, size)
 
-    def same_beside_sums(self, node: fx.Node, cut: Cut, slices: int, size: int = 0) -> bool:
+    def same_beside_sums(self, node: fx.Node, cut: Cut, slices: int, size: int) -> bool:
         """`same`, of the results that are not added up."""
         if all(d == SUM for d in cut.outs):
             return True
