@@ -193,6 +193,18 @@ def test_no_room_is_imported_by_a_computed_name() -> None:
     assert computed == COMPUTED_NAMES
 
 
+def test_one_file_adds_resident_bytes_to_activations() -> None:
+    """`torch.trace` adds bytes of gradients to resident ones, which then hold both."""
+    found = {
+        m
+        for m in modules()
+        for n in ast.walk(tree(m))
+        if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Add | ast.Sub)
+        if any(isinstance(x, ast.Attribute) and x.attr == "resident_bytes" for x in (n.left, n.right))
+    }
+    assert found == {"model.resident", "torch.trace"}
+
+
 def test_solvers_import_no_portfolio_and_bounds_no_solver() -> None:
     pairs = [(room(m), room(t)) for m in modules() for t in inside(m)]
     assert ("solvers", "portfolio") not in pairs
