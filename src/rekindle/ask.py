@@ -11,13 +11,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .compiling import CompileOptions
 from .errors import UsageError
 from .printed import value
 from .saying.progress import Progress, listener
 from .saying.sizes import MOST_BYTES, parse_bytes
+
+if TYPE_CHECKING:
+    from .model.resident import HoldsResident
 
 LOSSES = ("auto", "all")  # see `rekindle.trace`
 OFFLOADS = (False, True, "auto")  # see `rekindle.plan`
@@ -53,8 +56,8 @@ class Goal(ABC):
     is_budget = False
 
     @abstractmethod
-    def aim(self, resident: int, plain: int) -> Aim:
-        """The goal on a graph with these resident bytes. plain : the plain step's activation peak."""
+    def aim(self, step: HoldsResident, plain: int) -> Aim:
+        """The goal on a step. plain : the activation peak of the plain one."""
 
     @classmethod
     def parse(
@@ -100,9 +103,9 @@ class Goal(ABC):
             raise UsageError(f"{value(doc)} is no goal")
         return cls.parse(max_overhead=x) if kind == "max_overhead" else cls.parse(budget=x)
 
-    def limit(self, resident: int, plain: int) -> int | None:
+    def limit(self, step: HoldsResident, plain: int) -> int | None:
         """The largest peak in bytes that is allowed, resident bytes included; None if the goal is no budget. As `aim`."""
-        return self.aim(resident, plain).limit
+        return self.aim(step, plain).limit
 
     def to_json(self) -> dict[str, Any]:
         """The one field, by its name."""
@@ -116,7 +119,7 @@ class Budget(Goal):
     budget: int = field()
     is_budget = True
 
-    def aim(self, resident: int, plain: int) -> Aim:
+    def aim(self, step: HoldsResident, plain: int) -> Aim:
         return Aim(limit=self.budget)
 
 
@@ -127,8 +130,8 @@ class Fraction(Goal):
     fraction: float = field()
     is_budget = True
 
-    def aim(self, resident: int, plain: int) -> Aim:
-        return Aim(limit=resident + int(self.fraction * plain))
+    def aim(self, step: HoldsResident, plain: int) -> Aim:
+        return Aim(limit=step.with_resident(int(self.fraction * plain)))
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,7 @@ class MaxOverhead(Goal):
 
     max_overhead: float = field()
 
-    def aim(self, resident: int, plain: int) -> Aim:
+    def aim(self, step: HoldsResident, plain: int) -> Aim:
         return Aim(max_overhead=self.max_overhead)
 
 
@@ -147,7 +150,7 @@ class LeastMemory(Goal):
 
     least_memory: bool = True
 
-    def aim(self, resident: int, plain: int) -> Aim:
+    def aim(self, step: HoldsResident, plain: int) -> Aim:
         return Aim()
 
 

@@ -19,7 +19,7 @@ from fake_cuda import on_fake_cuda
 from models import call, loss_of, make
 from rekindle.model.judge import simulate
 from rekindle.model.schedule import Schedule
-from rekindle.torch.operators.attention import AttentionOfGpu
+from rekindle.torch.capture.attention import AttentionOfGpu
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA device, or the one of tools/cuda_without_a_device.py"

@@ -88,7 +88,7 @@ def test_a_carried_plan_keeps_the_goal_on_the_new_graph_at_least_cost(data: st.D
     known = [planned(graph, LeastMemory()), planned(graph, Fraction(1.0), "none")]
     found = carried_plan(target, PlanOptions(goal, solver="dtr"), known)
     baseline = simulate(target, carried(known[1].schedule, graph, target)).peak_bytes  # type: ignore[arg-type]
-    limit = goal.limit(target.resident_bytes, baseline - target.resident_bytes)
+    limit = goal.limit(target, baseline - target.resident_bytes)
 
     def keeps(judged: Simulation) -> bool:
         if limit is not None:

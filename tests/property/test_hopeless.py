@@ -62,7 +62,7 @@ def test_no_search_is_made_below_the_bound(slow: str, goal: Goal) -> None:
     error = refused(graph, goal, slow)
     assert error.bound_bytes == bounds.look_ahead(graph).bytes == 10
     assert 10 <= error.smallest_peak < 20
-    assert error.budget == goal.limit(7, 81)
+    assert error.budget == goal.limit(graph, 81)
     assert error.op.startswith("layers.b")
     assert error.op.endswith(" (mm, f32[8])")
     said = str(error)

@@ -92,6 +92,6 @@ def test_a_plan_that_keeps_its_own_goal_keeps_the_asked_one(
     shown = beside_captured(found, Rewriting("", plain, ()), PlanOptions(goal, cost=cost))
     if goal.max_overhead is not None:
         assert shown.overhead <= goal.max_overhead + 2e-9
-    limit = goal.limit(graph.resident_bytes, plain.peak_bytes - graph.resident_bytes)
+    limit = goal.limit(graph, plain.peak_bytes - graph.resident_bytes)
     if limit is not None:
         assert found.peak_bytes <= limit

@@ -14,16 +14,16 @@ from torch import fx, nn
 import rekindle
 from rekindle.ask import Goal, LeastMemory, MaxOverhead
 from rekindle.errors import PlanMismatch
+from rekindle.model.judge import plain_activation_bytes
 from rekindle.model.plan import Plan
 from rekindle.model.rewriting import SLICES, Rewrite
-from rekindle.planning.own_terms import plain_activation_bytes
 from rekindle.torch.capture.captured import Captured
-from rekindle.torch.operators.cuts import Cut, cuts_of
 from rekindle.torch.operators.node_tensors import is_member
 from rekindle.torch.operators.rules import draws_random
 from rekindle.torch.rewrite import candidates, finding, slices
 from rekindle.torch.rewrite.apply import rewritten
 from rekindle.torch.rewrite.candidates import Rewrites
+from rekindle.torch.rewrite.cuts import Cut, cuts_of
 from rekindle.torch.rewrite.finding import Allowed
 from rekindle.torch.rewrite.probe import Bits
 from rekindle.torch.rewrite.region import Region, adds_up, grown, handed_over_whole, is_slice, units

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.kernels import scoring as kernel
-from rekindle.kernels.aim import Aim, soft
 from rekindle.kernels.modes import KEEP
+from rekindle.kernels.objective import Objective, soft
 from rekindle.model.graph import Graph
 from rekindle.portfolio.points import Points
 from rekindle.problem import Problem
@@ -28,13 +28,13 @@ def test_what_is_given_up_early_scores_worse(
         point.modes[v] = random.randrange(3)
     scale, once = max(1.0, points.plain_peak), points.base_cost
     whole = kernel.evaluate(point, points.instance, points.scratch)
-    for aim in (
-        Aim(limit * scale, np.inf, scale, once, 1e-4, 1.0),
-        Aim(np.inf, most_extra * once, scale, once, 1.0, 1e-3),
-        Aim(limit * scale, most_extra * once, scale, once, 1.0, 1.0),
+    for objective in (
+        Objective(limit * scale, np.inf, scale, once, 1e-4, 1.0),
+        Objective(np.inf, most_extra * once, scale, once, 1.0, 1e-3),
+        Objective(limit * scale, most_extra * once, scale, once, 1.0, 1.0),
     ):
-        score = soft(whole[0], whole[2], aim)
+        score = soft(whole[0], whole[2], objective)
         for most in (share * score, score, 0.999 * score - 1e-6):
-            found = kernel.evaluate_within(point, points.instance, aim, most, points.scratch)
+            found = kernel.evaluate_within(point, points.instance, objective, most, points.scratch)
             assert found == whole if score <= most else found == whole or found[0] == kernel.INFEASIBLE
         assert found[0] == kernel.INFEASIBLE or score <= 0  # nothing weighs anything

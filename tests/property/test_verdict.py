@@ -65,7 +65,7 @@ def test_no_schedule_within_a_plan_of_the_curve_costs_less_than_certified(graph:
 def test_a_budgets_sentence_gives_the_certified_least_extra_time() -> None:
     plan = planned(TIGHT)
     assert 0 < plan.least_overhead < plan.overhead
-    limit = plan.goal.limit(plan.graph.resident_bytes, plan.baseline_activation_bytes)
+    limit = plan.goal.limit(plan.graph, plan.baseline_activation_bytes)
     assert limit is not None
     start = f"fits: {plan.peak_bytes} of {limit} B, {percent(plan.overhead)} step time "
     assert plan.sentence.startswith(

@@ -37,8 +37,8 @@ from torch import Tensor, nn
 
 import rekindle
 from rekindle import RekindleError
-from rekindle.torch.parts.again import AgainForward
 from rekindle.torch.parts.applied import forwards_of
+from rekindle.torch.ways.again import AgainForward
 
 ROWS = Path(os.environ.get("REKINDLE_SWEEP_ROWS", "out/sweep-configurations.jsonl"))
 HOW: dict[str, Any] = {"solver": "storages", "time_limit": float(os.environ.get("REKINDLE_SWEEP_SECONDS", "2"))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,3 +30,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(node_costs, "_SESSION", {})
     monkeypatch.setattr(cost_cache, "_WARNED", set())
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Tiny ops wait for each other's threads on a busy machine."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -98,15 +97,6 @@ def test_executed_is_predicted(alexnet: dict[str, dict[str, Any]]) -> None:
     ogc = alexnet["auto=ogc"]
     assert ogc["peak_mb"] <= ogc["measured_ogc_nonreentrant_mb"]
     assert ogc["flops_overhead"] <= auto["flops_overhead"]
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Tiny ops wait for each other's threads on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("one_thread")

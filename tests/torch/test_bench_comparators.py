@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ from rekindle import api
 from rekindle.bench.comparators import NotApplicable
 from rekindle.bench.suites import SUITES
 from rekindle.torch.compiled.blocks import find_blocks
+from rekindle.torch.costs.flops import FlopCount
 from rekindle.torch.costs.modelled import ModelledTime
 from rekindle.torch.measure.memory import allocator_peak, storage_peak
-from rekindle.torch.operators.flops import FlopCount
 from rekindle.torch.trace import trace
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "bench.py"
@@ -59,12 +59,7 @@ class Net(nn.Module):
         return self.head(x) + seen
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def cnn() -> nn.Sequential:

@@ -25,8 +25,8 @@ from rekindle.bench.cases import Case, difference
 from rekindle.bench.comparators import REGISTERED, NotApplicable
 from rekindle.bench.suites import Model, real_case
 from rekindle.model.rewriting import Plain, Rewrite, Rewriting
+from rekindle.torch.costs.flops import FlopCount
 from rekindle.torch.measure.memory import allocator_peak, storage_peak
-from rekindle.torch.operators.flops import FlopCount
 from rekindle.torch.tensors.loss import default_loss
 
 LOGITS = ("logits",)
@@ -35,12 +35,7 @@ needs_chunks = pytest.mark.skipif(chunked_cross_entropy() is None, reason="it ca
 needs_chunker = pytest.mark.skipif(of_inductor() is None, reason="this torch has no such pass")
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def made(name: str, **options: Any) -> tuple[nn.Module, Any]:

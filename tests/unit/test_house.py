@@ -41,6 +41,7 @@ ORDER: list[dict[str, set[str]]] = [
     {"torch.tensors": set()},
     {"torch.operators": set()},
     {"torch.situation": set()},
+    {"torch.undo": set()},
     {"torch.capture": set()},
     {"torch.lowering": set()},
     {"torch.costs": set(), "zoo": set()},
@@ -50,6 +51,7 @@ ORDER: list[dict[str, set[str]]] = [
     {"torch.measure": set()},
     {"torch.serve": set()},
     {"torch.compiled": set()},
+    {"torch.ways": set()},
     {"torch.parts": set(), "torch.estimate": set()},
     {"api": {"api", "checkpointing", "citations"}},
     {"public names": {"rekindle"}, "demo": {"demo"}, "bench": set(), "integrations": set()},
@@ -189,6 +191,18 @@ def test_no_room_is_imported_by_a_computed_name() -> None:
         if _imports_by_string(n) and not isinstance(n.args[0], ast.Constant)
     }
     assert computed == COMPUTED_NAMES
+
+
+def test_one_file_adds_resident_bytes_to_activations() -> None:
+    """`torch.trace` adds bytes of gradients to resident ones, which then hold both."""
+    found = {
+        m
+        for m in modules()
+        for n in ast.walk(tree(m))
+        if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Add | ast.Sub)
+        if any(isinstance(x, ast.Attribute) and x.attr == "resident_bytes" for x in (n.left, n.right))
+    }
+    assert found == {"model.resident", "torch.trace"}
 
 
 def test_solvers_import_no_portfolio_and_bounds_no_solver() -> None:

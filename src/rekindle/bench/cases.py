@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..torch.costs.flops import FlopCount
 from ..torch.costs.modelled import ModelledTime
-from ..torch.operators.flops import FlopCount
 from ..torch.tensors.instrument import Instrument, Together
 from .comparators import Within
 from .methods import TARGET

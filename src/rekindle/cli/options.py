@@ -12,11 +12,12 @@ import typer
 from ..ask import Goal
 from ..errors import UsageError
 from ..model import files
+from ..planning import accept
 from ..printed import name, value
 from ..torch.costs import devices
 from . import completing
 
-BATCH_MOST, SEED_MOST, TIME_LIMIT_MOST_S = 2**31, 2**63 - 1, 1e9
+BATCH_MOST = 2**31
 
 
 def _batch(given: int | None) -> int | None:
@@ -25,17 +26,11 @@ def _batch(given: int | None) -> int | None:
     return given
 
 
-def _seed(given: int) -> int:
-    if not -SEED_MOST - 1 <= given <= SEED_MOST:
-        raise UsageError(f"--seed {value(given)} does not fit into 64 bits; give a smaller number")
-    return given
-
-
 def _time_limit(given: float | None) -> float | None:
-    if given is not None and not 0 < given <= TIME_LIMIT_MOST_S:  # nan too
+    if given is not None and not 0 < given <= accept.TIME_MOST_S:  # nan too
         raise UsageError(
             f"--time-limit {given:g} is no time of a search; give a number of seconds above 0, at most "
-            f"{TIME_LIMIT_MOST_S:g}, or leave it out: then the search takes what it needs"
+            f"{accept.TIME_MOST_S:g}, or leave it out: then the search takes what it needs"
         )
     return given
 
@@ -136,7 +131,7 @@ TimeLimit = Annotated[
 ]
 Seed = Annotated[
     int,
-    typer.Option(metavar="N", callback=_seed, help="Of randomised solvers: the same seed gives the same plan."),
+    typer.Option(metavar="N", callback=accept.seed, help="Of randomised solvers: the same seed gives the same plan."),
 ]
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="File to write the result to.")]
 Svg = Annotated[Path | None, typer.Option(metavar="FILE", help="File to write an SVG picture to.")]

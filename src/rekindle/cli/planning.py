@@ -200,7 +200,7 @@ def _check(
 
 def _write_timeline(made: Plan, goal: Goal, svg: Path | None) -> Path | None:
     if svg is not None:
-        limit = goal.limit(made.graph.resident_bytes, made.baseline_activation_bytes)
+        limit = goal.limit(made.graph, made.baseline_activation_bytes)
         title = f"Memory of one training step: {made.graph.name}"
         if limit is not None:
             title += f", within {format_bytes(limit)}"

@@ -224,7 +224,7 @@ def holders(graph: Graph, p: Peak, patterns: dict[str, str]) -> list[Holder]:
     found: dict[tuple[str, str, str, str], list[int]] = {}
     for h in p.held:
         op = graph.ops[h.op]
-        key = h.role, pattern_of(op.module, patterns), does(op), _shape(graph, op, h.value)
+        key = h.role, pattern_of(op.module, patterns), does(op), _shape(op, h.value)
         found.setdefault(key, []).append(h.bytes)
     every = [Holder(sum(sizes), len(sizes), *key) for key, sizes in found.items()]
     if graph.resident_bytes:
@@ -232,7 +232,7 @@ def holders(graph: Graph, p: Peak, patterns: dict[str, str]) -> list[Holder]:
     return sorted(every, key=lambda h: -h.bytes)
 
 
-def _shape(graph: Graph, op: Op, value: int | None) -> str:
+def _shape(op: Op, value: int | None) -> str:
     """The shape of a value, as far as the graph says it: of the first output."""
     if value is None:
         return op.shape

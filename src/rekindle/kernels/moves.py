@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .aim import bin_of, score, soft
 from .borrow import borrow
 from .compiled import entry, inner
+from .objective import bin_of, score, soft
 from .run_changes import MOVED, longest_wait, make_again, new_work, note, take_out, undo, use_after, waiting
 from .sequence import empty_before, leeway, move, runs_of, spread
 from .slot_lives import peak_slot
@@ -68,10 +68,10 @@ def record(s, bins, extra, finest):
 
 
 @entry
-def anneal(s, ops, aim, bins, base_cost, changes, hot_start, seed):
+def anneal(s, ops, objective, bins, base_cost, changes, hot_start, seed):
     """The best score met in so many changes; every sequence accepted on the way is recorded in `bins`.
 
-    aim : `aim.Aim`. bins : `SequenceBins`. base_cost : the cost of running each op once.
+    objective : `objective.Objective`. bins : `SequenceBins`. base_cost : the cost of running each op once.
     hot_start : first temperature, in units of the score; it falls to a thousandth, quadratically.
     """
     np.random.seed(seed)
@@ -82,8 +82,8 @@ def anneal(s, ops, aim, bins, base_cost, changes, hot_start, seed):
     buffer = np.empty(bins.runs.shape[1], np.int64)
     n_values = len(ops.value)
     finest = FINEST_COST_SHARE * base_cost
-    current = soft(float(s.tree[1, MOST]), s.cost[0] - base_cost, aim)
-    best = score(float(s.tree[1, MOST]), s.cost[0] - base_cost, aim)
+    current = soft(float(s.tree[1, MOST]), s.cost[0] - base_cost, objective)
+    best = score(float(s.tree[1, MOST]), s.cost[0] - base_cost, objective)
     record(s, bins, s.cost[0] - base_cost, 0.0)
     n_hot, hot_slot, failed = 0, 0, 0
     period = max(128, n_values // 4)
@@ -139,11 +139,11 @@ def anneal(s, ops, aim, bins, base_cost, changes, hot_start, seed):
             undo(s, ops, log)
             continue
         top, extra = float(s.tree[1, MOST]), s.cost[0] - base_cost
-        new = soft(top, extra, aim)
+        new = soft(top, extra, objective)
         if new <= current or np.random.random() < np.exp((current - new) / temperature):
             current = new
             record(s, bins, extra, finest)
-            strict = score(top, extra, aim)
+            strict = score(top, extra, objective)
             if strict < best:
                 best = strict
         else:

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ..saying.shares import EPS
-from .aim import ANY, BEYOND, soft
 from .arrays import Arrays, Rows
 from .compiled import entry, inner
 from .modes import KEEP, TRANSIENT, expand, new_scratch, peak
+from .objective import ANY, BEYOND, soft
 from .order import Regions
 
 INFEASIBLE = 1e18  # peak and cost of a point that is given up
@@ -111,11 +111,11 @@ def evaluate(point, instance, scratch):
 
 
 @entry
-def evaluate_within(point, instance, aim, most, scratch):
+def evaluate_within(point, instance, objective, most, scratch):
     """As `evaluate`; or INFEASIBLE, where it is seen on the way that the soft score is above `most`."""
     ends = instance.regions.second_begin
     if ends > 0:
-        most_extra = _where(most, aim.max_extra, aim.cost_scale, aim.cost_weight)
+        most_extra = _where(most, objective.max_extra, objective.cost_scale, objective.cost_weight)
         m, extra = _expand(point, ends, instance, most_extra, scratch)
     else:
         m = expand(point.order, point.modes, instance.drops, instance.graph, scratch)
@@ -124,7 +124,7 @@ def evaluate_within(point, instance, aim, most, scratch):
             extra += instance.weights[scratch.runs[s]]
     if m < 0:
         return INFEASIBLE, 0, INFEASIBLE, 0
-    most_peak = _where(most - soft(0.0, extra, aim), aim.limit, aim.peak_scale, aim.peak_weight)
+    most_peak = _where(most - soft(0.0, extra, objective), objective.limit, objective.peak_scale, objective.peak_weight)
     top, at = peak(scratch.runs, m, most_peak, scratch.live, instance.graph, instance.shared)
     if top > most_peak:
         return INFEASIBLE, 0, INFEASIBLE, 0

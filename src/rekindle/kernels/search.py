@@ -2,7 +2,7 @@
 
 Arguments that functions share:
 
-point : `scoring.Point`. instance : `scoring.Instance`. aim : `aim.Aim`.
+point : `scoring.Point`. instance : `scoring.Instance`. objective : `objective.Objective`.
 bins : `PointBins`; points met on the way are recorded there.
 candidates : int64; values whose mode may change, in order of production.
 classes : int64 per candidate; see `changes`.
@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from . import changes
-from .aim import bin_of, copy_to, score, soft
 from .compiled import entry, inner
 from .modes import MODES
+from .objective import bin_of, copy_to, score, soft
 from .order import leeway, move
 from .scoring import Point, evaluate, evaluate_within, scratch_for
 
@@ -109,7 +109,7 @@ def _place(order, near, instance):
 
 
 @entry
-def anneal(start, candidates, classes, instance, aim, bins, proposals, hot_start, seed):
+def anneal(start, candidates, classes, instance, objective, bins, proposals, hot_start, seed):
     """The best point after so many proposals from `start`; every point taken on the way is recorded in `bins`.
 
     hot_start : first temperature, in units of the score; it falls to a thousandth, quadratically.
@@ -125,9 +125,9 @@ def anneal(start, candidates, classes, instance, aim, bins, proposals, hot_start
     point = Point(start.modes.copy(), start.order.copy())
     modes, order = point.modes, point.order
     top, at, extra, m = evaluate(point, instance, scratch)
-    current = soft(top, extra, aim)
+    current = soft(top, extra, objective)
     record(bins, point, top, extra)
-    best = score(top, extra, aim)
+    best = score(top, extra, objective)
     best_modes, best_order = modes.copy(), order.copy()
     n_hot = 0
     peak_op = 0
@@ -159,12 +159,12 @@ def anneal(start, candidates, classes, instance, aim, bins, proposals, hot_start
         if k == 0 and target < 0:
             continue
         most = current + HOPELESS_TEMPERATURES * temperature
-        top, at, extra, m = evaluate_within(point, instance, aim, most, scratch)
-        new = soft(top, extra, aim)
+        top, at, extra, m = evaluate_within(point, instance, objective, most, scratch)
+        new = soft(top, extra, objective)
         if new <= current or np.random.random() < np.exp((current - new) / temperature):
             current = new
             record(bins, point, top, extra)
-            strict = score(top, extra, aim)
+            strict = score(top, extra, objective)
             if strict < best:
                 best = strict
                 copy_to(best_modes, modes)
@@ -177,14 +177,14 @@ def anneal(start, candidates, classes, instance, aim, bins, proposals, hot_start
 
 
 @entry
-def descend(start, candidates, instance, aim, bins, passes):
+def descend(start, candidates, instance, objective, bins, passes):
     """Go over all candidates so many times and take every change of one mode for the better; all points met are recorded."""
     scratch = scratch_for(instance)
     point = Point(start.modes.copy(), start.order)
     modes = point.modes
     top, _, extra, _ = evaluate(point, instance, scratch)
     record(bins, point, top, extra)
-    current = score(top, extra, aim)
+    current = score(top, extra, objective)
     for _ in range(passes):
         improved = False
         for v in candidates:
@@ -196,7 +196,7 @@ def descend(start, candidates, instance, aim, bins, passes):
                 modes[v] = mode
                 top, _, extra, _ = evaluate(point, instance, scratch)
                 record(bins, point, top, extra)
-                s = score(top, extra, aim)
+                s = score(top, extra, objective)
                 if s < current - 1e-12:
                     current, take = s, mode
                     improved = True

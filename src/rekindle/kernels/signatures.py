@@ -27,8 +27,8 @@ from . import (
     slots,
     waiting,
 )
-from .aim import Aim
 from .arrays import Arrays, Rows
+from .objective import Objective
 
 INT, FLOAT, BOOL = types.int64, types.float64, types.boolean
 
@@ -51,7 +51,7 @@ BOOLS = array(np.bool_)
 
 ROWS = fields(Rows, INTS, INTS)
 GRAPH = fields(Arrays, *[INTS] * 9, BOOLS, BOOLS, INT)
-AIM = fields(Aim, *[FLOAT] * 6)
+OBJECTIVE = fields(Objective, *[FLOAT] * 6)
 SCRATCH = fields(modes.Scratch, BOOLS, BOOLS, INTS, INTS, BOOLS, INTS)
 MARKS = fields(blocks.Marks, *[BOOLS] * 6)
 POINT = fields(scoring.Point, TINY, INTS)
@@ -72,9 +72,9 @@ RUN_BINS = fields(moves.SequenceBins, FLOATS, FLOATS, FLOATS, SHORT_2D, INTS)
 # From the long ones that a plan needs last to the short ones that it needs first: a second process begins at the front while
 # a plan comes from the back.
 KERNELS: list[tuple[Any, tuple[Any, ...]]] = [
-    (search.anneal, (POINT, INTS, INTS, INSTANCE, AIM, POINT_BINS, INT, FLOAT, INT)),
+    (search.anneal, (POINT, INTS, INTS, INSTANCE, OBJECTIVE, POINT_BINS, INT, FLOAT, INT)),
     (rotor.sequence, (STAGES, FLOATS_3D, INT, FLOATS_3D, INT)),
-    (moves.anneal, (SEQUENCE, OPS, AIM, RUN_BINS, FLOAT, INT, FLOAT, INT)),
+    (moves.anneal, (SEQUENCE, OPS, OBJECTIVE, RUN_BINS, FLOAT, INT, FLOAT, INT)),
     (sequence.fill, (SEQUENCE, INTS, OPS)),
     (rotor.solve, (STAGES, FLOATS_3D, INT, INT)),
     (scoring.evaluate, (POINT, INSTANCE, SCRATCH)),

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import index
-from typing import TypeVar
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from ..errors import FormatError, UsageError
 from ..kernels.arrays import Arrays
 from ..printed import name
 from ..printed import value as printed
+from .resident import HoldsResident
 
 # Kinds of ops. A traced op calls an operator or is one of the others, which `torch.lowering.normalise` explains.
 OPERATOR, BOUNDARY, SNAPSHOT, COPY, ACCUMULATE = "aten", "boundary", "snapshot", "copy_", "accumulate"
@@ -29,7 +29,6 @@ MOST_BYTES_PER_S = 1e18  # of a link
 MOST_SECONDS = 1e18  # of all ops together: sums and products of costs stay far from the largest float
 MOST_BYTES = 2**53  # of all values together, 8 PiB: certificates count bytes in floats, exact up to here
 MOST_FLOPS = 2**62  # of all ops together: the most that a 64-bit count holds
-N = TypeVar("N", int, float, np.ndarray)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Graph:
+class Graph(HoldsResident):
     """The values and ops of one training step. `ops` stand in a valid order, which is the baseline order.
 
     values, ops : ids are positions in these.
@@ -177,14 +176,6 @@ class Graph:
             np.array([o.recompute for o in self.ops], np.bool_),
             keep, self.boundary if self.boundary is not None else -1,
         )  # fmt: skip
-
-    def beside_resident(self, peak_bytes: N) -> N:
-        """Bytes of a peak (a number or an array) beside those that are held during the whole step."""
-        return peak_bytes - self.resident_bytes
-
-    def with_resident(self, activation_bytes: N) -> N:
-        """The peak in bytes (a number or an array) of a step that holds so many beside those that are held during all of it."""
-        return activation_bytes + self.resident_bytes
 
     @cached_property
     def boundary(self) -> int | None:
@@ -297,7 +288,7 @@ def _validate(g: Graph) -> None:
         if not 0 <= index(v) < n:
             raise FormatError(f"{graph}: keep names value {v}, but the graph has values 0 to {n - 1}")
     most = max((o.workspace for o in g.ops), default=0)
-    if g.resident_bytes + 2 * sum(v.bytes for v in g.values) + most >= MOST_BYTES:
+    if g.with_resident(2 * sum(v.bytes for v in g.values) + most) >= MOST_BYTES:
         raise FormatError(f"{graph} holds more bytes than can be counted; sizes are in bytes")
     if sum(o.flops for o in g.ops) >= MOST_FLOPS:
         raise FormatError(f"{graph} takes more FLOPs than can be counted")

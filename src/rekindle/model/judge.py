@@ -129,6 +129,11 @@ def _overhead(graph: Graph, runs: np.ndarray, weights: np.ndarray) -> float:
     return float(runs @ weights) / once - 1 if once > 0 else 0.0
 
 
+def plain_activation_bytes(graph: Graph) -> int:
+    """The activation peak of a step that runs each op once."""
+    return graph.beside_resident(simulate(graph, Schedule.baseline(graph)).peak_bytes)
+
+
 def _explain(graph: Graph, status: int, step: int, detail: int) -> str:
     what = {
         _judge.DEAD_INPUT: f"reads value {detail}, which is not live there",

@@ -129,7 +129,7 @@ class Plan(AnyPlan):
     @property
     def aim(self) -> Aim:
         """The goal on the plan's graph; a fraction is one of the plain step's activation peak."""
-        return self.goal.aim(self.graph.resident_bytes, self.baseline_activation_bytes)
+        return self.goal.aim(self.graph, self.baseline_activation_bytes)
 
     @property
     def limit(self) -> int | None:

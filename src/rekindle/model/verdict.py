@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..saying.shares import COST_WORDS, percent, percent_down
@@ -14,6 +13,7 @@ from .op_names import op_words_of
 if TYPE_CHECKING:
     from ..ask import Goal
     from .plan import Plan
+    from .resident import HoldsResident
 
 
 def sentence(plan: Plan) -> str:
@@ -27,13 +27,12 @@ def sentence(plan: Plan) -> str:
     limit = plan.limit
     price = f"{percent(plan.overhead)} {COST_WORDS[plan.cost]}"
     if limit is None:
-        takes = takes_words(
-            plan.options.missed(plan.goal), plan.peak_bytes, plan.graph.resident_bytes, plan.baseline_activation_bytes
-        )
+        missed = plan.options.missed(plan.goal)
+        takes = takes_words(missed, plan.peak_bytes, plan.graph, plan.baseline_activation_bytes)
         parts = [takes, price, *_rewritten(plan), peak_claim(plan)]
     else:
         parts = [f"fits: {of_bytes(plan.peak_bytes, limit)}", f"{price} ({cost_claim(plan)})", *_rewritten(plan)]
-        parts += offer_words(plan.offer, plan.goal, plan.graph.beside_resident, plan.baseline_activation_bytes)
+        parts += offer_words(plan.offer, plan.goal, plan.graph, plan.baseline_activation_bytes)
     if plan.moved_bytes:
         parts.append(f"copying {format_bytes(plan.moved_bytes)} to the host and back")
     if plan.smallest_known_bytes is not None:
@@ -45,14 +44,14 @@ def sentence(plan: Plan) -> str:
     return ", ".join(parts) + tail + (f"; gradients count from the start of the step: {saved}" if saved else "")
 
 
-def takes_words(missed: Goal | None, peak: int, resident: int, plain: int) -> str:
+def takes_words(missed: Goal | None, peak: int, step: HoldsResident, plain: int) -> str:
     """The beginning of the sentence of a plan whose goal is no budget: "takes 21.4 GiB".
 
     missed : the budget in place of which it was made; then "budget not met: takes 21.4 GiB, the least that was found, where
         18.0 GiB were asked".
-    resident, plain : bytes held during the whole step, and the activation peak of the plain step.
+    plain : the activation peak of the plain step.
     """
-    limit = None if missed is None else missed.limit(resident, plain)
+    limit = None if missed is None else missed.limit(step, plain)
     if limit is None:
         return f"takes {format_bytes(peak)}"
     beside = " beside the results that a loop holds" if peak <= limit else ""
@@ -60,16 +59,14 @@ def takes_words(missed: Goal | None, peak: int, resident: int, plain: int) -> st
     return f"budget not met: {takes}, where {format_bytes(limit)} were asked"
 
 
-def offer_words(
-    offer: tuple[int, float] | None, goal: Goal, beside_resident: Callable[[int], int], plain: int
-) -> list[str]:
+def offer_words(offer: tuple[int, float] | None, goal: Goal, step: HoldsResident, plain: int) -> list[str]:
     """ "the curve is steep here: budget=0.6 costs about +19.0 %"; [] without an offer.
 
-    beside_resident : gives the activations of a peak. plain : the activation peak of the plain step.
+    plain : the activation peak of the plain step.
     """
     if offer is None:
         return []
-    share = math.ceil(1e3 * beside_resident(offer[0]) / plain) / 1e3
+    share = math.ceil(1e3 * step.beside_resident(offer[0]) / plain) / 1e3
     budget = f"budget={share:g}" if goal.fraction is not None else f"budget={offer[0]} ({format_bytes(offer[0])})"
     return [f"the curve is steep here: {budget} costs about {percent(offer[1])}"]
 

@@ -14,6 +14,7 @@ from ..model import formats, options_file
 from ..model.any_plan import AnyPlan
 from ..model.graph import Graph
 from ..model.plan import Plan
+from ..model.resident import HoldsResident
 from ..model.verdict import offer_words, takes_words
 from ..printed import name
 from ..saying.shares import COST_WORDS, percent
@@ -81,7 +82,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class PartsPlan(AnyPlan):
+class PartsPlan(AnyPlan, HoldsResident):
     """Plans for the parts of a model that cannot be captured whole, or for the submodules that the user names.
 
     module_name : class of the model. parts : in order of their first calls.
@@ -141,10 +142,6 @@ class PartsPlan(AnyPlan):
         """How the parts were captured."""
         return self.captured
 
-    def beside_resident(self, peak_bytes: int) -> int:
-        """Bytes of a peak beside those that are held during the whole step."""
-        return peak_bytes - self.resident_bytes
-
     @property
     def activation_peak_bytes(self) -> int:
         """peak_bytes without what is held during the whole step."""
@@ -160,10 +157,10 @@ class PartsPlan(AnyPlan):
         fits = (
             f"fits: {of_bytes(self.peak_bytes, limit)}"
             if limit is not None
-            else takes_words(self.options.missed(self.goal), self.peak_bytes, self.resident_bytes, plain)
+            else takes_words(self.options.missed(self.goal), self.peak_bytes, self, plain)
         )
         tail = f"; not counted: {self.not_counted}" if self.not_counted and limit is not None else ""
-        steep = offer_words(self.offer, self.goal, self.beside_resident, plain)
+        steep = offer_words(self.offer, self.goal, self, plain)
         return f"{', '.join([fits, price, *steep])}, {self.covered}, solved in {self.solve_seconds:.1f} s{tail}"
 
     def _rows(self) -> list[tuple[str, str]]:

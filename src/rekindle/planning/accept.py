@@ -28,8 +28,8 @@ def search(asked: PlanOptions) -> PlanOptions:
     Raises
     ------
     UsageError : an unknown solver, cost, effort or parity, an offload that is none or whose cost is not seconds, a time limit
-        that is no finite number above 0, a seed that is no whole number from 0 to 2**32 - 1, a flag that is none, or_least
-        without a budget, a progress that cannot be called.
+        that is no finite number above 0, a seed out of range, a flag that is none, or_least without a budget, a progress that
+        cannot be called.
     """
     registry.get(asked.solver)
     choice("cost", asked.cost, COSTS)
@@ -57,14 +57,15 @@ def search(asked: PlanOptions) -> PlanOptions:
             f"time_limit={value(time_limit)} must be a number of seconds above 0 and at most {TIME_MOST_S:g}; None lets the "
             "solver take what it needs"
         )
-    seed: Any = asked.seed
-    if not isinstance(seed, Integral) or isinstance(seed, bool) or not 0 <= int(seed) < SEEDS:
-        raise UsageError(f"seed={value(seed)} must be a whole number from 0 to {SEEDS - 1}; the default is 0")
     callback("progress", asked.progress)
     seconds = time_limit if time_limit is None or type(time_limit) is int else float(time_limit)
     offload = asked.offload if asked.cost == "seconds" else False
     return replace(
-        asked, time_limit=seconds, seed=int(seed), offload=offload, host_budget=asked.host_budget if offload else None
+        asked,
+        time_limit=seconds,
+        seed=seed(asked.seed),
+        offload=offload,
+        host_budget=asked.host_budget if offload else None,
     )
 
 
@@ -80,6 +81,18 @@ def host_bytes(given: str | int | None) -> int | None:
     if isinstance(given, bool) or not isinstance(given, Integral | str):
         raise UsageError(f'host_budget={value(given)} is no size; write it like "16GiB" or as a number of bytes')
     return parse_bytes(str(given))
+
+
+def seed(given: Any) -> int:
+    """The seed as Python's int.
+
+    Raises
+    ------
+    UsageError : it is no whole number from 0 to 2**32 - 1.
+    """
+    if not isinstance(given, Integral) or isinstance(given, bool) or not 0 <= int(given) < SEEDS:
+        raise UsageError(f"seed={value(given)} must be a whole number from 0 to {SEEDS - 1}; the default is 0")
+    return int(given)
 
 
 def unused(given: Any) -> tuple[str, ...]:
@@ -119,7 +132,7 @@ def unused_of(what: Any, given: Any) -> None:
         )
 
 
-def trace_or_graph(what: Any, target: str | None, options: PlanOptions, gradients: str | None = None) -> Any:
+def trace_or_graph(what: Any, target: str | None, options: PlanOptions, gradients: str | None) -> Any:
     """The given Trace or Graph; a Trace with the seconds of the target and for the treatment of gradients that are named.
 
     Raises

@@ -113,7 +113,7 @@ class PlanRequest(NamedTuple):
         spare = bookkeeping if options.goal.budget is not None else None
         scorer = Scorer(graph, options.cost, finish, spare, plain_bytes)
         baseline = scorer.score(Schedule.baseline(graph))
-        return cls(scorer, baseline, options.goal.aim(graph.resident_bytes, scorer.plain_of(baseline.judged)))
+        return cls(scorer, baseline, options.goal.aim(graph, scorer.plain_of(baseline.judged)))
 
 
 def pick(found: list[Scored], aim: Aim) -> Scored | None:

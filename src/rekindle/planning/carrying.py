@@ -46,24 +46,15 @@ class Replanned:
     how: str
 
 
-def replan_graph(
-    graph: Graph,
-    options: PlanOptions,
-    known: Sequence[Plan],
-    *,
-    finish: Finish | None = None,
-    bookkeeping: int | None = None,
-    plain_bytes: int | None = None,
-) -> Replanned:
+def replan_graph(graph: Graph, options: PlanOptions, known: Sequence[Plan], **given: Any) -> Replanned:
     """A plan for the goal, from the schedule of a known plan where one keeps the goal on this graph, else from a quick search.
 
-    known : plans of any graphs; those of graphs that are not `alike` are passed over. Other arguments as `plan_graph`.
+    known : plans of any graphs; those of graphs that are not `alike` are passed over. given : keywords of `carried_plan`.
 
     Raises
     ------
     UsageError, InfeasibleBudget : as `plan_graph`, which is asked with the user's own options before a budget is refused.
     """
-    given: dict[str, Any] = {"finish": finish, "bookkeeping": bookkeeping, "plain_bytes": plain_bytes}
     found = carried_plan(graph, options, known, **given)
     if found is not None:
         return Replanned(found, CARRIED)

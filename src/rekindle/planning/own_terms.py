@@ -7,16 +7,16 @@ captured step; a bound is proven of the graph that is run.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from ..ask import Fraction, Goal, MaxOverhead, PlanOptions
 from ..model.graph import COSTS, Graph
-from ..model.judge import simulate
+from ..model.judge import plain_activation_bytes
 from ..model.plan import Plan
 from ..model.rewriting import Plain, Rewriting
-from ..model.schedule import Schedule
 from ..saying.shares import EPS
 
 
@@ -24,11 +24,6 @@ def plain_figures(graph: Graph) -> Plain:
     """The figures of a step that runs each op once."""
     seconds, flops, unit = (once(graph, cost) for cost in COSTS)
     return Plain(graph.with_resident(plain_activation_bytes(graph)), seconds, flops, unit)
-
-
-def plain_activation_bytes(graph: Graph) -> int:
-    """The activation peak of a step that runs each op once."""
-    return graph.beside_resident(simulate(graph, Schedule.baseline(graph)).peak_bytes)
 
 
 def once(graph: Graph, cost: str) -> float:
@@ -59,21 +54,8 @@ def overhead_beside(plain: Plain, graph: Graph, own: float, cost: str) -> float:
 def beside_captured(plan: Plan, rewriting: Rewriting, asked: PlanOptions) -> Plan:
     """A plan of a rewritten step, as the planner made it, with its figures beside the captured step. asked : by the user."""
     graph, plain = plan.graph, rewriting.plain
-
-    def extra(own: float, cost: str) -> float:
-        return overhead_beside(plain, graph, own, cost)
-
-    return replace(
-        plan,
-        goal=asked.goal,
-        asked=asked,
-        rewriting=rewriting,
-        baseline_peak_bytes=plain.peak_bytes,
-        overhead=extra(plan.overhead, plan.cost),
-        flops_overhead=extra(plan.flops_overhead, "flops"),
-        least_overhead=max(0.0, extra(plan.least_overhead, plan.cost)) if plan.least_overhead else 0.0,
-        offer=plan.offer and (plan.offer[0], extra(plan.offer[1], plan.cost)),
-    )
+    found = _with_overheads(plan, lambda own, cost: overhead_beside(plain, graph, own, cost))
+    return replace(found, goal=asked.goal, asked=asked, rewriting=rewriting, baseline_peak_bytes=plain.peak_bytes)
 
 
 def in_own_terms(plan: Plan) -> Plan:
@@ -81,20 +63,20 @@ def in_own_terms(plan: Plan) -> Plan:
     if plan.rewriting is None:
         return plan
     graph, plain = plan.graph, plan.rewriting.plain
-
-    def extra(user: float, cost: str) -> float:
-        return (1 + user) * _ratio(plain, graph, cost) - 1
-
     goal = own_goal(plan.goal, graph, plain, plan.cost)
+    found = _with_overheads(plan, lambda user, cost: (1 + user) * _ratio(plain, graph, cost) - 1)
+    baseline = graph.with_resident(plain_activation_bytes(graph))
+    return replace(found, goal=goal or plan.goal, rewriting=None, baseline_peak_bytes=baseline)
+
+
+def _with_overheads(plan: Plan, other: Callable[[float, str], float]) -> Plan:
+    """The plan with other overheads. other : gives them, from the one of the plan and the unit of its cost."""
     return replace(
         plan,
-        goal=plan.goal if goal is None else goal,
-        rewriting=None,
-        baseline_peak_bytes=graph.with_resident(plain_activation_bytes(graph)),
-        overhead=extra(plan.overhead, plan.cost),
-        flops_overhead=extra(plan.flops_overhead, "flops"),
-        least_overhead=max(0.0, extra(plan.least_overhead, plan.cost)) if plan.least_overhead else 0.0,
-        offer=plan.offer and (plan.offer[0], extra(plan.offer[1], plan.cost)),
+        overhead=other(plan.overhead, plan.cost),
+        flops_overhead=other(plan.flops_overhead, "flops"),
+        least_overhead=max(0.0, other(plan.least_overhead, plan.cost)) if plan.least_overhead else 0.0,
+        offer=plan.offer and (plan.offer[0], other(plan.offer[1], plan.cost)),
     )
 
 

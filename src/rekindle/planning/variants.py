@@ -131,7 +131,7 @@ class Choice:
         InfeasibleBudget, UsageError : as `Family.plan`; an infeasible budget is refused with the smallest peak of all
             candidates.
         """
-        limit = self.options.goal.limit(self.captured.resident_bytes, self.plain_bytes)
+        limit = self.options.goal.limit(self.captured, self.plain_bytes)
         return self._of_least_memory() if limit is None else self._within(limit)
 
     def _of_least_memory(self) -> Plan:

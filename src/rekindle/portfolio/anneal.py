@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ..kernels import moves, sequence, slots
-from ..kernels.aim import Aim
+from ..kernels.objective import Objective
 from ..model.schedule import Schedule
 from ..problem import Problem, choose, register
 from ..structure.archive import Archive, Entry, pareto, peak_of, within_cost, within_peak
@@ -124,8 +124,8 @@ class Polish:
             found = Archive(lowest, start.peak, self._most_runs, PRESS_BINS)
             state = sequence.build(runs, self.ops)
             most = self.ops.weights[runs].sum() - self.base_cost + PRESS_EXTRA_SHARE * self.base_cost
-            aim = within_cost(float(most), self.plain_peak, self.base_cost)
-            self._chain(state, aim, found, changes, PRESS_HEAT, 23 + (0 if changes_each else i))
+            objective = within_cost(float(most), self.plain_peak, self.base_cost)
+            self._chain(state, objective, found, changes, PRESS_HEAT, 23 + (0 if changes_each else i))
             return found
 
         found = [e for archive in in_threads(problem, one, list(enumerate(starts))) for e in archive]
@@ -135,24 +135,27 @@ class Polish:
         if self._empty:
             return
         archive, problem = self.archive, self.problem
-        aims = [within_peak(a, self.plain_peak, self.base_cost) for a in anchors]
+        objectives = [within_peak(a, self.plain_peak, self.base_cost) for a in anchors]
         changes = int(CHANGES * problem.work * work_share / len(anchors))
         heat *= max(1.0, SMALL_OPS / len(self.reduced.ops))
 
-        def one(i: int, aim: Aim, start: Entry) -> Archive:
+        def one(i: int, objective: Objective, start: Entry) -> Archive:
             mine = archive.like()
-            self._chain(sequence.build(start.runs, self.ops), aim, mine, changes, heat, number * 1009 + i * 17 + 7)
+            state = sequence.build(start.runs, self.ops)
+            self._chain(state, objective, mine, changes, heat, number * 1009 + i * 17 + 7)
             return mine
 
-        starts = [archive.best(a) for a in aims]
-        for found in in_threads(problem, one, list(zip(range(len(aims)), aims, starts, strict=True))):
+        chains = [(i, objective, archive.best(objective)) for i, objective in enumerate(objectives)]
+        for found in in_threads(problem, one, chains):
             archive.merge(found)
 
-    def _chain(self, state: slots.Sequence, aim: Aim, found: Archive, changes: int, heat: float, number: int) -> None:
+    def _chain(
+        self, state: slots.Sequence, objective: Objective, found: Archive, changes: int, heat: float, number: int
+    ) -> None:
         """Run one chain of changes from a state, while time is left; number : gives it its own random numbers."""
         for k, steps, first_heat in slices(self.problem, changes, heat):
             seed = self.problem.seed * 100_003 + number + k
-            moves.anneal(state, self.ops, aim, found.bins, self.base_cost, steps, first_heat, seed)
+            moves.anneal(state, self.ops, objective, found.bins, self.base_cost, steps, first_heat, seed)
 
     def entries(self) -> list[Entry]:
         """The archive over the whole graph."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..kernels.aim import Aim, score
 from ..kernels.modes import HOLD, KEEP, TRANSIENT
+from ..kernels.objective import Objective, score
 from ..kernels.scoring import Instance, Point, evaluate, scratch_for
 from ..kernels.search import PointBins, record
 from ..problem import Problem
@@ -137,9 +137,9 @@ class PointArchive:
         """The point in a bin."""
         return Point(self.bins.modes[b], self.bins.orders[b])
 
-    def best(self, aim: Aim) -> Point:
-        """A copy of the point with the best score for an aim."""
-        b = min(self.found, key=lambda b: score(self.bins.peak[b], self.bins.extra[b], aim))
+    def best(self, objective: Objective) -> Point:
+        """A copy of the point with the best score for an objective."""
+        b = min(self.found, key=lambda b: score(self.bins.peak[b], self.bins.extra[b], objective))
         return Point(*(a.copy() for a in self.point(b)))
 
     def record(self, point: Point, top: float, extra: float) -> None:

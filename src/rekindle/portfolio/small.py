@@ -8,7 +8,7 @@ import numpy as np
 
 from ..exact.search import Solution, fits
 from ..exact.search import solve as solve_exactly
-from ..model.judge import simulate
+from ..model.judge import plain_activation_bytes, simulate
 from ..model.schedule import Schedule
 from ..problem import Problem
 from ..structure.archive import Entry, entry, pareto
@@ -92,7 +92,7 @@ def proven_between(problem: Problem, low: float, high: float, found: list[Entry]
     g, w = problem.graph, problem.weights
     if not fits(g):
         return found
-    plain = g.beside_resident(simulate(g, Schedule.baseline(g)).peak_bytes)
+    plain = plain_activation_bytes(g)
     steps = PEAKS
     rounded = sorted(range(1, steps + 1), key=lambda k: (-gcd(k, steps), -k))  # halves first: what people ask for
     peaks = [p for p in (plain * k // steps for k in rounded) if low <= p <= high]

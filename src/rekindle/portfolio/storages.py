@@ -28,7 +28,7 @@ from copy import copy
 import numpy as np
 
 from ..kernels import search as kernel
-from ..kernels.aim import Aim
+from ..kernels.objective import Objective
 from ..kernels.scoring import Point
 from ..model.schedule import Schedule
 from ..problem import Problem, choose, register
@@ -102,17 +102,17 @@ class Search:
             self.record(point)
         proposals, first = self._proposals(), LEAST_PEAK_ROUND
         # First the least peak, so that the other chains know how far to aim.
-        self._chains([self._aim(None)] * 2, proposals * first.work_share, first.heat, 0)
+        self._chains([self._objective(None)] * 2, proposals * first.work_share, first.heat, 0)
         for k, part in enumerate(ROUNDS):
             if self.problem.time_left <= 0:
                 return
-            self._chains([self._aim(a) for a in self._anchors()], proposals * part.work_share, part.heat, k + 1)
+            self._chains([self._objective(a) for a in self._anchors()], proposals * part.work_share, part.heat, k + 1)
             self._report()
         self._descend(self._anchors())
 
     def chains(self, anchors: Sequence[float], proposals: float, heat: float, number: int) -> None:
         """Run one chain for each peak aimed at, from the archive's best for it. proposals : of all chains together."""
-        self._chains([self._aim(a) for a in anchors], proposals, heat, number)
+        self._chains([self._objective(a) for a in anchors], proposals, heat, number)
 
     def _proposals(self) -> float:
         """How many proposals all chains make together."""
@@ -126,30 +126,31 @@ class Search:
         least = max(1.0, float(self.archive.bins.peak[self.archive.found].min()))
         return np.geomspace(least, max(least, 0.97 * self.points.plain_peak), ANCHORS).tolist()
 
-    def _aim(self, limit: float | None) -> Aim:
+    def _objective(self, limit: float | None) -> Objective:
         """Least cost within a peak; or, for None, least peak."""
         p0, c0 = max(1.0, self.points.plain_peak), self.points.base_cost
         return within_cost(math.inf, p0, c0) if limit is None else within_peak(limit, p0, c0)
 
-    def _chains(self, aims: list[Aim], proposals: float, heat: float, number: int) -> None:
-        """Run one annealing chain for each aim, two at a time, from the archive's best for it.
+    def _chains(self, objectives: list[Objective], proposals: float, heat: float, number: int) -> None:
+        """Run one annealing chain for each objective, two at a time, from the archive's best for it.
 
         Their points are put together afterwards, in order, so that threads change nothing. proposals : of all chains.
         number : gives the chains their own random numbers.
         """
-        points, classes, each = self.points, self.points.classes, int(proposals / len(aims))
+        points, classes, each = self.points, self.points.classes, int(proposals / len(objectives))
 
-        def one(i: int, aim: Aim, point: Point) -> PointArchive:
+        def one(i: int, objective: Objective, point: Point) -> PointArchive:
             archive = PointArchive(points, BINS)
             for k, steps, first_heat in slices(self.problem, each, heat):
                 seed = self.problem.seed * 100_003 + number * 1009 + i * 17 + k
                 point = kernel.anneal(
-                    point, points.reduced.candidates, classes, points.instance, aim, archive.bins, steps, first_heat, seed,
+                    point, points.reduced.candidates, classes, points.instance,
+                    objective, archive.bins, steps, first_heat, seed,
                 )  # fmt: skip
             return archive
 
-        starts = [self.archive.best(a) for a in aims]
-        for archive in in_threads(self.problem, one, list(zip(range(len(aims)), aims, starts, strict=True))):
+        chains = [(i, objective, self.archive.best(objective)) for i, objective in enumerate(objectives)]
+        for archive in in_threads(self.problem, one, chains):
             self.archive.merge(archive)
 
     def _descend(self, anchors: list[float]) -> None:
@@ -158,16 +159,15 @@ class Search:
         candidates = points.reduced.candidates
         if 2 * DESCENT_PASSES * len(anchors) * len(candidates) > DESCENT_MOST_SHARE * self._proposals():
             return
-        aims = [self._aim(a) for a in anchors]
 
-        def one(aim: Aim, point: Point) -> PointArchive:
+        def one(objective: Objective, point: Point) -> PointArchive:
             archive = PointArchive(points, BINS)
             if self.problem.time_left > 0:
-                kernel.descend(point, candidates, points.instance, aim, archive.bins, DESCENT_PASSES)
+                kernel.descend(point, candidates, points.instance, objective, archive.bins, DESCENT_PASSES)
             return archive
 
-        starts = [self.archive.best(a) for a in aims]
-        for archive in in_threads(self.problem, one, list(zip(aims, starts, strict=True))):
+        descents = [(objective, self.archive.best(objective)) for objective in map(self._objective, anchors)]
+        for archive in in_threads(self.problem, one, descents):
             self.archive.merge(archive)
 
     def _report(self) -> None:

@@ -61,16 +61,14 @@ LAYOUT = TimelineLayout()
 def memory_timeline(
     graph: Graph,
     planned: Schedule,
-    plain: Schedule | None = None,
     *,
     budget: int | None = None,
     title: str | None = None,
     cost: str = "seconds",
     target: str | None = None,
 ) -> str:
-    """An SVG of the memory held over time: the schedule `plain` above the schedule `planned`, on one scale.
+    """An SVG of the memory held over time: the plain step above the schedule `planned`, on one scale.
 
-    plain : None takes the baseline, which recomputes nothing.
     budget : bytes, resident bytes included, drawn as a line.
     title : None takes one with the graph's name.
     cost : the unit of the time where no op has seconds. target : the device whose roofline gave the seconds, for the title.
@@ -84,7 +82,7 @@ def memory_timeline(
     """
     at, time = LAYOUT, TimeAxis.of(graph, cost, target)
     tracks = [
-        Track.of(graph, plain if plain is not None else Schedule.baseline(graph), "Plain", time.weights),
+        Track.of(graph, Schedule.baseline(graph), "Plain", time.weights),
         Track.of(graph, planned, "Planned", time.weights),
     ]
     title = title or f"Memory of one training step: {graph.name}"

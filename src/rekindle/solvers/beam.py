@@ -36,7 +36,7 @@ from ..kernels import beam as kernel
 from ..kernels.arrays import compressed_rows
 from ..kernels.waiting import depends
 from ..model.graph import Graph
-from ..model.judge import simulate
+from ..model.judge import plain_activation_bytes
 from ..model.schedule import Schedule
 from ..problem import Problem, register
 from ..saying.shares import EPS
@@ -118,7 +118,7 @@ class Search:
 
     def __init__(self, problem: Problem):
         self.problem, self.graph = problem, problem.graph
-        self.plain = self.graph.beside_resident(simulate(self.graph, Schedule.baseline(self.graph)).peak_bytes)
+        self.plain = plain_activation_bytes(self.graph)
         self.net = network(self.graph, _weights(problem), SMALL_SHARE * self.plain)
         self.all_cost = float(self.net.weight[self.graph.needed].sum())
         self.price = self.all_cost / max(1, self.plain) / 3  # of a byte; a guess until one is found

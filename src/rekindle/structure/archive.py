@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..kernels.aim import Aim, score
 from ..kernels.arrays import Arrays
 from ..kernels.modes import peak
 from ..kernels.moves import SequenceBins
+from ..kernels.objective import Objective, score
 from ..model.graph import Graph
 
 
@@ -36,14 +36,14 @@ def peak_of(arrays: Arrays, shared: np.ndarray, runs: np.ndarray) -> int:
     return int(top)
 
 
-def within_peak(limit: float, peak_scale: float, cost_scale: float) -> Aim:
-    """The aim of least cost within a peak of `limit` bytes; of equal costs, the smaller peak."""
-    return Aim(limit, math.inf, peak_scale, cost_scale, 1e-4, 1.0)
+def within_peak(limit: float, peak_scale: float, cost_scale: float) -> Objective:
+    """The objective of least cost within a peak of `limit` bytes; of equal costs, the smaller peak."""
+    return Objective(limit, math.inf, peak_scale, cost_scale, 1e-4, 1.0)
 
 
-def within_cost(most_extra: float, peak_scale: float, cost_scale: float) -> Aim:
-    """The aim of least peak within an extra cost (infinite: at any cost); of equal peaks, the cheaper one."""
-    return Aim(math.inf, most_extra, peak_scale, cost_scale, 1.0, 1e-3)
+def within_cost(most_extra: float, peak_scale: float, cost_scale: float) -> Objective:
+    """The objective of least peak within an extra cost (infinite: at any cost); of equal peaks, the cheaper one."""
+    return Objective(math.inf, most_extra, peak_scale, cost_scale, 1.0, 1e-3)
 
 
 def peak_edges(least: float, most: float, bins: int) -> np.ndarray:
@@ -88,9 +88,9 @@ class Archive:
         for b in np.flatnonzero(np.isfinite(bins.extra)):
             yield Entry(float(bins.peak[b]), float(bins.extra[b]), bins.runs[b, : bins.lengths[b]].astype(np.int64))
 
-    def best(self, aim: Aim) -> Entry:
-        """The entry with the best score for an aim."""
-        return min(self, key=lambda e: float(score(e.peak, e.extra, aim)))
+    def best(self, objective: Objective) -> Entry:
+        """The entry with the best score for an objective."""
+        return min(self, key=lambda e: float(score(e.peak, e.extra, objective)))
 
     @property
     def least(self) -> float:

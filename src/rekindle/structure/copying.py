@@ -41,7 +41,8 @@ class Copying:
         rows = copies.gaps(self.schedule.array, may_leave, self.graph.arrays)
         rows = rows[np.argsort(rows[:, 1], kind="stable")]
         by_next = np.argsort(rows[:, 2], kind="stable").astype(np.int64)
-        return copies.Gaps(*(np.ascontiguousarray(column) for column in rows.T), by_next)
+        value, last, end = map(np.ascontiguousarray, rows.T)
+        return copies.Gaps(value, last, end, by_next)
 
     @cached_property
     def orders(self) -> list[np.ndarray]:

@@ -21,11 +21,11 @@ from ..printed import value
 from ..saying.frames import is_users
 from ..saying.progress import Progress
 from . import private
-from .situation.attributes import plain_tensors
 from .situation.module_paths import is_marked
 from .tensors import sharded, tree
 from .tensors.lock import LOCK
 from .tensors.objects import fields_of
+from .undo.attributes import plain_tensors
 
 # Names of classes, not classes: most of their modules take seconds to import, or do not exist on every platform.
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
@@ -182,7 +182,7 @@ def parameters(model: nn.Module, tensors: Sequence[torch.Tensor]) -> None:
         )
 
 
-def fully_sharded(model: nn.Module, compiled: CompileOptions | None = None, strict: bool = False) -> TraceError | None:
+def fully_sharded(model: nn.Module, compiled: CompileOptions | None, strict: bool) -> TraceError | None:
     """Why a model that `fully_shard` has sharded is planned by parts; None: it is not sharded so, or parts are not wanted.
 
     Raises

@@ -15,8 +15,8 @@ from models_in_parts import differing, routed, train
 from rekindle import FormatError
 from rekindle.parts.plan import SaveRule
 from rekindle.torch.compiled.saved_results import Prices, price
-from rekindle.torch.parts import again_ways
-from rekindle.torch.parts.again import AgainForward
+from rekindle.torch.ways import again_ways
+from rekindle.torch.ways.again import AgainForward
 
 aten = torch.ops.aten
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from torch import fx, nn
 
+from rekindle.model.judge import plain_activation_bytes
 from rekindle.model.rewriting import SLICES
-from rekindle.planning.own_terms import plain_activation_bytes
 from rekindle.torch.capture.captured import Captured
 from rekindle.torch.lowering import editing
 from rekindle.torch.lowering.editing import FreshResults, fake_result

@@ -12,9 +12,9 @@ from torch.autograd.profiler import record_function
 from rekindle.errors import UsageError
 from rekindle.torch.costs import allocations
 from rekindle.torch.costs.allocations import cpu_allocations
+from rekindle.torch.costs.flops import FlopCount
 from rekindle.torch.costs.modelled import ModelledTime
 from rekindle.torch.measure.memory import Peak, allocator_peak, storage_peak
-from rekindle.torch.operators.flops import FlopCount
 
 KIB = 1024
 

@@ -23,11 +23,12 @@ from rekindle.torch.compiled import stage
 from rekindle.torch.compiled.compiled_forward import CompiledForward
 from rekindle.torch.compiled.compiler import compile_graph
 from rekindle.torch.compiled.whole_graph import StagedForward
-from rekindle.torch.parts import compiled_finding, compiled_search
+from rekindle.torch.parts import compiled_search
 from rekindle.torch.parts.applied import forwards_of
-from rekindle.torch.parts.compiled_ways import compiled_ways
 from rekindle.torch.parts.dividing import Dividing
 from rekindle.torch.serve.verify import subject
+from rekindle.torch.ways import compiled_finding
+from rekindle.torch.ways.compiled_ways import compiled_ways
 
 QUIET: dict[str, Any] = {"progress": False}
 

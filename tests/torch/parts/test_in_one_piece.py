@@ -95,7 +95,7 @@ def test_a_plan_in_one_piece_travels(in_one: list[int], tmp_path: Path) -> None:
 
 def test_where_masks_are_drawn_no_budget_of_torchs_is_tried(in_one: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
-    from rekindle.torch.parts.compiled_ways import _Trial
+    from rekindle.torch.ways.compiled_ways import _Trial
 
     compiled = _Trial._compiled
     monkeypatch.setattr(_Trial, "_compiled", lambda t, how, *a: (tried.append(how.saves), compiled(t, how, *a))[1])

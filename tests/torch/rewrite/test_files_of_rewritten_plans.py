@@ -18,9 +18,9 @@ from torch import Tensor, nn
 import rekindle
 from plan_documents import junk, places
 from rekindle.errors import FormatError, ParityError, PlanMismatch
+from rekindle.model.judge import plain_activation_bytes
 from rekindle.model.plan import Plan
 from rekindle.model.rewriting import SLICES
-from rekindle.planning.own_terms import plain_activation_bytes
 from rekindle.planning.plan_files import from_document
 from rekindle.torch.rewrite.candidates import Rewrites
 from rekindle.torch.rewrite.finding import Allowed

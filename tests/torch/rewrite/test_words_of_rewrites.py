@@ -9,13 +9,13 @@ import torch
 from torch import fx, nn
 
 import rekindle
+from rekindle.model.judge import plain_activation_bytes
 from rekindle.model.rewriting import CONVOLUTIONS, SAVES, SLICES, Rewrite
-from rekindle.planning.own_terms import plain_activation_bytes
 from rekindle.torch.capture.captured import Captured
-from rekindle.torch.operators.cuts import cuts_of
 from rekindle.torch.operators.table import by_overload
 from rekindle.torch.rewrite import unsliced
 from rekindle.torch.rewrite.candidates import Rewrites
+from rekindle.torch.rewrite.cuts import cuts_of
 from rekindle.torch.rewrite.finding import Allowed
 from rekindle.torch.rewrite.wording import span_of, told
 

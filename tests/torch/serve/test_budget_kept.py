@@ -14,8 +14,8 @@ from torch import nn
 import rekindle
 from rekindle import Graph, InfeasibleBudget, Op, Schedule, Trace, Value, simulate
 from rekindle.model.held import held_peak, keeping_results
+from rekindle.model.judge import plain_activation_bytes
 from rekindle.model.schedule import Free, Run
-from rekindle.planning.own_terms import plain_activation_bytes
 from rekindle.torch.measure.memory import allocator_peak
 from rekindle.torch.serve.plan_trace import BLOCK_BYTES, SCALARS, bookkeeping
 from strategies import chains, examples, joint_graphs, schedules, u_nets

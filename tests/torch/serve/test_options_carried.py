@@ -17,6 +17,7 @@ from torch import nn
 import rekindle
 from marks import every
 from rekindle.ask import PlanOptions, TraceOptions
+from two_results import TwoResults
 
 GIVEN_TO_TRACE = ("loss", "target", "optimizer", "must_save", "unused")
 LINES: list[str] = []
@@ -27,16 +28,6 @@ OPTIONS: list[dict[str, Any]] = [
     {"time_limit": 3.5, "seed": 7, "cost": "unit", "loss": "all", "optimizer": "adam", "must_save": ("a",), "target": "h200",
      "parity": "close", "unused": ("1",)},
 ]  # fmt: skip
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 8)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        y = self.b(self.a(x).tanh()).sin()
-        return y.sum(), y
 
 
 def sample(batch: int) -> torch.Tensor:
@@ -50,18 +41,18 @@ def split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def checkpointed(path: Path, **options: Any) -> nn.Module:
-    return rekindle.checkpoint(Net(), sample(64), **options, minimize="memory", check=False)
+    return rekindle.checkpoint(TwoResults(), sample(64), **options, minimize="memory", check=False)
 
 
 def planned(path: Path, **options: Any) -> nn.Module:
-    model = Net()
+    model = TwoResults()
     searched, captured = split(options)
     plan = rekindle.plan(rekindle.trace(model, sample(64), **captured), **searched, minimize="memory")
     return rekindle.apply(model, plan)
 
 
 def planned_for_a_target(path: Path, **options: Any) -> nn.Module:
-    model = Net()
+    model = TwoResults()
     searched, captured = split(options)
     target = captured.pop("target", None)
     trace = rekindle.trace(model, sample(64), **captured)
@@ -69,21 +60,21 @@ def planned_for_a_target(path: Path, **options: Any) -> nn.Module:
 
 
 def of_a_frontier(path: Path, **options: Any) -> nn.Module:
-    model = Net()
+    model = TwoResults()
     searched, captured = split(options)
     return rekindle.apply(model, rekindle.frontier(rekindle.trace(model, sample(64), **captured), **searched)[0])
 
 
 def loaded(path: Path, **options: Any) -> nn.Module:
     planned(path, **options).forward.plan.save(path / "plan.json")  # type: ignore[union-attr]
-    model = rekindle.apply(Net(), rekindle.load(path / "plan.json"))
+    model = rekindle.apply(TwoResults(), rekindle.load(path / "plan.json"))
     step(model, sample(64))
     return model
 
 
 def loaded_twice(path: Path, **options: Any) -> nn.Module:
     loaded(path, **options).forward.plan.save(path / "again.json")  # type: ignore[union-attr]
-    model = rekindle.apply(Net(), rekindle.load(path / "again.json"))
+    model = rekindle.apply(TwoResults(), rekindle.load(path / "again.json"))
     step(model, sample(64))
     return model
 
@@ -138,7 +129,7 @@ def test_a_plan_for_a_new_shape_has_the_options_of_the_first(
 @pytest.mark.parametrize("time_limit", [np.float32(2), np.float64(2), np.int32(2), Fraction(2), 2])
 @pytest.mark.parametrize("seed", [np.int64(3), np.uint8(3), 3])
 def test_options_given_as_any_kind_of_number_are_saved(time_limit: Any, seed: Any, tmp_path: Path) -> None:
-    trace = rekindle.trace(Net(), sample(64), target="h200")
+    trace = rekindle.trace(TwoResults(), sample(64), target="h200")
     for plan in (
         rekindle.plan(trace, minimize="memory", solver="chen-sqrt", time_limit=time_limit, seed=seed),
         rekindle.frontier(trace, solver="chen-sqrt", time_limit=time_limit, seed=seed)[0],
@@ -149,7 +140,7 @@ def test_options_given_as_any_kind_of_number_are_saved(time_limit: Any, seed: An
 
 
 def test_an_optimizer_named_with_spaces_around_it_is_saved(tmp_path: Path) -> None:
-    trace = rekindle.trace(Net(), sample(64), target="h200", optimizer=" AdamW\n")
+    trace = rekindle.trace(TwoResults(), sample(64), target="h200", optimizer=" AdamW\n")
     rekindle.plan(trace, minimize="memory", solver="chen-sqrt").save(tmp_path / "plan.json")
     again = rekindle.load(tmp_path / "plan.json").trace_options
     assert (again.optimizer, again.state_bytes) == ("AdamW", trace.state_bytes)

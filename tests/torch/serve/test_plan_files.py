@@ -14,16 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import rekindle
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 8)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        y = self.b(self.a(x).tanh()).sin()
-        return y.sum(), y
+from two_results import TwoResults
 
 
 class Custom(torch.optim.AdamW):
@@ -31,12 +22,12 @@ class Custom(torch.optim.AdamW):
 
 
 def with_momentum() -> torch.optim.Optimizer:
-    return torch.optim.SGD(Net().parameters(), momentum=0.9)
+    return torch.optim.SGD(TwoResults().parameters(), momentum=0.9)
 
 
 def saved(path: Path, **how: Any) -> tuple[nn.Module, nn.Module, torch.Tensor, Any]:
     """(plain model, one with the plan read from the file, input, the plan that was saved)."""
-    plain, x = Net(), torch.randn(4, 8)
+    plain, x = TwoResults(), torch.randn(4, 8)
     made = rekindle.plan(
         rekindle.trace(plain, x, target="cpu", **how), minimize="memory", solver="storages", progress=False
     )
@@ -101,7 +92,11 @@ def test_a_name_that_is_not_known_here_is_left_out_with_a_word(tmp_path: Path, f
 
 def test_plans_of_a_frontier_keep_their_options() -> None:
     front = rekindle.frontier(
-        rekindle.trace(Net(), torch.randn(4, 8), target="cpu"), solver="storages", time_limit=2, seed=7, progress=False
+        rekindle.trace(TwoResults(), torch.randn(4, 8), target="cpu"),
+        solver="storages",
+        time_limit=2,
+        seed=7,
+        progress=False,
     )
     assert front
     for p in front:
@@ -118,7 +113,7 @@ class Wrapper:
 
 
 def optimizer() -> torch.optim.Optimizer:
-    return torch.optim.AdamW(Net().parameters())
+    return torch.optim.AdamW(TwoResults().parameters())
 
 
 @pytest.mark.parametrize(
@@ -133,7 +128,7 @@ def optimizer() -> torch.optim.Optimizer:
 def test_what_is_no_optimizer_is_refused_before_forward_runs(given: Callable[[], Any], said: str) -> None:
     calls: list[int] = []
 
-    class Counted(Net):
+    class Counted(TwoResults):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             calls.append(1)
             return super().forward(x)
@@ -148,7 +143,7 @@ def test_what_is_no_optimizer_is_refused_before_forward_runs(given: Callable[[],
 def test_the_optimizer_in_a_wrapper_counts() -> None:
     inner = optimizer()
     x = torch.randn(4, 8)
-    one, two = (rekindle.trace(Net(), x, target="cpu", optimizer=o) for o in (inner, Wrapper(optimizer=inner)))
+    one, two = (rekindle.trace(TwoResults(), x, target="cpu", optimizer=o) for o in (inner, Wrapper(optimizer=inner)))
     assert one.graph.resident_bytes == two.graph.resident_bytes > 0
 
 

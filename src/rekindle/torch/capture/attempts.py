@@ -15,8 +15,8 @@ from ...errors import TraceError, UsageError
 from ...saying.frames import in_short
 from ..operators import hidden_writes, rules
 from ..private import aot_export_joint_with_descriptors, functorch_config, inductor_config, scripted_refused
-from ..situation.attributes import Attributes
 from ..situation.module_paths import module_paths_recorded, printable
+from ..undo.attributes import Attributes
 from .compiling_flag import as_if_compiling
 from .eager_kernels import eager_composites
 from .flat import FlatForward, Inner

@@ -20,7 +20,6 @@ from torch import nn
 from ...ask import TraceOptions
 from ...errors import TraceError
 from ...saying import notices
-from ..operators.attention import AttentionOfGpu
 from ..operators.eager_strides import eager_strides
 from ..private import (
     FAKE_TENSOR_LOGGER,
@@ -31,14 +30,15 @@ from ..private import (
     no_source_of_graphs_kept,
     tracing,
 )
-from ..situation.attributes import kind_of, tensors_as_buffers, tensors_in_attributes
-from ..situation.kept import kept
 from ..situation.lru_caches import holds_traced
 from ..situation.module_paths import printable
 from ..situation.numbers import Numbers
-from ..situation.side_effects import VARIABLES, SideEffects, is_kept_for_itself
 from ..tensors import tree
+from ..undo.attributes import kind_of, tensors_as_buffers, tensors_in_attributes
+from ..undo.kept import kept
+from ..undo.side_effects import VARIABLES, SideEffects, is_kept_for_itself
 from .attempts import check_stateless, export_joint
+from .attention import AttentionOfGpu
 from .captured import Captured
 from .flat import FlatForward, by_parameter
 from .joint_graph import read_joint_graph

@@ -92,7 +92,7 @@ class EagerLayout(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, declares_writes: bool = False) -> None:
+    def __init__(self, declares_writes: bool) -> None:
         super().__init__()
         self.declares_writes = declares_writes
         self.unseen = 0  # calls of kernels with hidden writes

@@ -15,13 +15,13 @@ from ...errors import TraceError
 from ...saying.frames import ChangeFinder, in_short, line_of, users_frame
 from ..private import checkpoints_noted, is_fake, mutations_of, place_of
 from ..situation import lru_caches
-from ..situation.attributes import Attributes, Changes, Kind, kind_of, tensors_in_attributes
 from ..situation.callables import line_that_sets
 from ..situation.hooks import described, is_torchs
 from ..situation.numbers import Argument, Numbers, name_of
 from ..situation.surroundings import is_cast_once
 from ..tensors import tree
 from ..tensors.loss import losses
+from ..undo.attributes import Attributes, Changes, Kind, kind_of, tensors_in_attributes
 from .captured import Assigned
 from .eager_kernels import EagerLayout, one_cast_each
 from .extents import indices_for_masks

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from ..private import FakeTensorMode, TorchDispatchMode, is_fake, pytree
-from ..situation.attributes import Attributes
-from ..situation.restorable import GENERATORS, Restorable, restorable
-from ..situation.side_effects import SideEffects
 from ..tensors.objects import same_entry
 from ..tensors.op_tensors import written_by
+from ..undo.attributes import Attributes
+from ..undo.restorable import GENERATORS, Restorable, restorable
+from ..undo.side_effects import SideEffects
 from .counted import Asked, counted, lengths_counted
 from .flat import FlatForward
 from .trace_errors import depends_on_itself

@@ -15,7 +15,7 @@ Costs = list[tuple[float, int, int]]  # seconds, FLOPs and bytes of workspace of
 
 
 def costs_for_all(
-    graph: Graph, count: int, where: str, make: Callable[[], Costs], progress: Callable[[str], None] | None = None
+    graph: Graph, count: int, where: str, make: Callable[[], Costs], progress: Callable[[str], None] | None
 ) -> Costs:
     """Measured costs of `count` ops of a graph, from the one process that measures them.
 

@@ -15,13 +15,13 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from ..operators.flops import op_flops
 from ..operators.memory_order import elements_spanned
 from ..operators.rules import UNWRITTEN
 from ..private import HigherOrderOperator, OpOverload
 from ..tensors import precision
 from ..tensors.op_tensors import storages_of, tensors_in
 from . import devices
+from .flops import op_flops
 
 log = logging.getLogger(__name__)
 _PLAIN = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)

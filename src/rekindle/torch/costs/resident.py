@@ -10,9 +10,9 @@ from torch import nn
 
 from ..capture.captured import Captured
 from ..operators.node_tensors import storage_bytes
-from ..situation.attributes import plain_tensors
 from ..tensors.op_tensors import dense_parts
 from ..tensors.sharded import local
+from ..undo.attributes import plain_tensors
 
 
 def resident_bytes(model: nn.Module, tensors: Iterable[torch.Tensor], gradients: str = "kept") -> int:

@@ -19,18 +19,18 @@ from torch.overrides import TorchFunctionMode
 
 from ...errors import RekindleError
 from ..capture.attempts import KINDS_MOST, failing_class
+from ..capture.attention import AttentionOfGpu
 from ..capture.capture import quiet
 from ..capture.compiling_flag import as_if_compiling
 from ..capture.trace_errors import trace_error
 from ..costs import devices
 from ..measure.measured_step import used_up
-from ..operators.attention import AttentionOfGpu
 from ..operators.eager_strides import eager_strides
 from ..private import FakeTensorMode, disable_autocast
 from ..run.shared_casts import block_of_its_own
-from ..situation.kept import kept
 from ..situation.module_paths import paths_followed
 from ..tensors.loss import default_loss
+from ..undo.kept import kept
 from .kernel_memory import KernelMemory
 from .optimizer_twin import OptimizerTwin
 from .twin import Twin, storage_sizes, twin

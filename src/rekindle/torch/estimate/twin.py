@@ -18,8 +18,8 @@ from ..capture.known_values import KnownValues
 from ..costs.optimizers import innermost
 from ..private import FakeTensor, FakeTensorMode, fake_like, fake_mode_of, is_fake
 from ..run.own_forward import InPlaceOfForward
-from ..situation.attributes import tensors_in_attributes
 from ..tensors import tree
+from ..undo.attributes import tensors_in_attributes
 
 CPU = torch.device("cpu")
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from ..run.shared_casts import block_of_its_own
-from ..situation.kept import Before, kept
 from ..tensors.op_tensors import dense_parts
+from ..undo.kept import Before, kept
 
 
 @contextlib.contextmanager

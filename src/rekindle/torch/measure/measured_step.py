@@ -14,7 +14,7 @@ from torch import nn
 
 from ...errors import RekindleError
 from ..capture.left_out import as_if_left_out
-from ..operators.flops import FlopCount
+from ..costs.flops import FlopCount
 from ..private import disable_autocast
 from ..run.own_forward import forward_instead
 from ..run.sample import Sample

@@ -19,11 +19,11 @@ from ..private import disable_autocast, is_fake
 from ..rewrite.closeness import loose
 from ..run.bound import BoundPlan
 from ..run.sample import copies, owned
-from ..situation.attributes import plain_tensors
-from ..situation.kept import Before
 from ..situation.module_call import ModuleCall
 from ..tensors import tree
 from ..tensors.loss import default_loss
+from ..undo.attributes import plain_tensors
+from ..undo.kept import Before
 from .as_before import as_before
 from .comparison import compare, unless_plain_steps_vary
 from .measured_step import Outcome

@@ -35,7 +35,7 @@ def sign_bits(y: Tensor) -> Tensor:
     """
     layout, out = BitLayout.to_pack(y), _fake_bits(y)
     elements, packed = layout.rows(_packable(y, layout)), layout.rows(out)
-    for p in _sign_pieces(y, layout):
+    for p in _pieces(y, layout):
         _set_signs(elements[p.elements], packed[p.packed], p.bit)
     return out
 
@@ -47,12 +47,12 @@ def _set_signs(elements: Tensor, packed: Tensor, bit: int) -> None:
         packed.add_(torch.le(elements, 0).view(torch.uint8), alpha=1 << bit)
 
 
-def _sign_pieces(y: Tensor, layout: BitLayout) -> Eighths:
+def _pieces(y: Tensor, layout: BitLayout) -> Eighths:
     return Eighths(layout.counts(y.shape), most_bytes(tensor_bytes(y)))
 
 
 def _sign_workspace(y: Tensor) -> int:
-    return _sign_pieces(y, BitLayout.to_pack(y)).largest + _copy_bytes(y) + _SCALAR_BYTES
+    return _pieces(y, BitLayout.to_pack(y)).largest + _copy_bytes(y) + _SCALAR_BYTES
 
 
 def pack_mask(mask: Tensor) -> Tensor:
@@ -130,19 +130,15 @@ def _zero(g: Tensor, bits: Tensor, strides: Sequence[int], out: Tensor) -> None:
     if not layout.fits(g.shape, g.stride()):
         g = out.copy_(g)
     given, packed, results = map(layout.rows, (g, bits, out))
-    for p in _zero_pieces(g, layout):
+    for p in _pieces(g, layout):
         part = results[p.elements]
         aten.where.self_out(_is_set(packed, p).view(torch.bool), zero, given[p.elements], out=part)
-
-
-def _zero_pieces(g: Tensor, layout: BitLayout) -> Eighths:
-    return Eighths(layout.counts(g.shape), most_bytes(tensor_bytes(g)))
 
 
 def _zero_workspace(g: Tensor, bits: Tensor, strides: Sequence[int]) -> int:
     layout = BitLayout.of(bits, g.shape, strides)
     fits = layout.fits(g.shape, element_wise_strides(g.shape, strides, g.stride()))
-    return (_zero_pieces(g, layout).largest if fits else int(g.numel())) + _SCALAR_BYTES
+    return (_pieces(g, layout).largest if fits else int(g.numel())) + _SCALAR_BYTES
 
 
 def _fake_zeroed(g: Tensor, bits: Tensor, strides: Sequence[int]) -> Tensor:

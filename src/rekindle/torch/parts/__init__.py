@@ -1,1 +1,1 @@
-"""Finds the parts of a model that can be captured, measures the step around them, and applies their plans."""
+"""Measures the step around the parts of a model, divides a goal among them, and applies their plans."""

@@ -41,7 +41,7 @@ from ..tensors import tree
 from ..tensors.lock import LOCK
 from ..tensors.sharded import local
 from ..trace import Trace
-from .again import AgainForward
+from ..ways.again import AgainForward
 
 log = logging.getLogger("rekindle")
 

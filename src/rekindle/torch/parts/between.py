@@ -26,9 +26,9 @@ from ..run.own_forward import forward_instead
 from ..serve.planned import PlannedForward
 from ..tensors import tree
 from ..tensors.op_tensors import storage_of
-from .again import AgainForward
+from ..ways.again import AgainForward
+from ..ways.finding import Unit
 from .applied import Forward
-from .finding import Unit
 
 BEGINS, ENDS = "begins", "ends"
 
@@ -328,11 +328,11 @@ class _Books:
         if (call, event.phase) not in self.opened:
             return
         self.opened.remove((call, event.phase))
-        goes = (
-            min(self.inside[call], self.calls[call].result_bytes) if event.phase == "forward" else self.inside.pop(call)
-        )
         if event.phase == "forward":
+            goes = min(self.inside[call], self.calls[call].result_bytes)
             self.inside[call] -= goes
+        else:
+            goes = self.inside.pop(call)
         if self.opened:
             self.inside[self.opened[-1][0]] += goes
         else:

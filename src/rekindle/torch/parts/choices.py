@@ -17,10 +17,10 @@ from ...parts.ways import Way, as_part_plan
 from ..compiled.stage import compiled_forward
 from ..run import stages
 from ..run.own_forward import forward_instead
-from .again import AgainForward
+from ..ways.again import AgainForward
+from ..ways.finding import Unit
 from .applied import Forward, PartForward, part_forward
 from .between import Between, with_uncalled
-from .finding import Unit
 
 Chosen = Sequence[int]  # of each unit, the number of its way
 

@@ -23,11 +23,11 @@ from ..costs.allocations import recording_is_safe
 from ..measure.measured_step import Outcome, Subject
 from ..rewrite.closeness import EXACT_MOST, Loose, difference, least_scale
 from ..tensors.sharded import class_name
-from . import known_ways
+from ..ways import known_ways
+from ..ways.compiled_finding import Kinds
+from ..ways.compiled_ways import HALF_APART_MOST, QUICK, Measured, compiled_ways, held_uncompiled
+from ..ways.finding import Found, Unit
 from .choices import Choices
-from .compiled_finding import Kinds
-from .compiled_ways import HALF_APART_MOST, QUICK, Measured, compiled_ways, held_uncompiled
-from .finding import Found, Unit
 from .searching import ALIKE_LEAST_SHARE
 
 

@@ -15,6 +15,7 @@ from torch import nn
 from ...ask import LeastMemory, PlanOptions, TraceOptions
 from ...compiling import CompileOptions
 from ...errors import InfeasibleBudget, ParityError, RekindleError, TraceError, UsageError
+from ...model.resident import HoldsResident
 from ...parts.division import OPEN, Division, Step, divide, offer
 from ...parts.plan import PartsPlan
 from ...saying.progress import announce
@@ -32,11 +33,11 @@ from ..rewrite.closeness import NOTHING
 from ..tensors.ranks import Turns
 from ..tensors.sharded import class_name
 from ..trace import plain_forward
+from ..ways.finding import Found
 from . import words
 from .between import Between, Watched, between
 from .choices import Choices, Chosen
 from .compiled_search import reference, rounded
-from .finding import Found
 from .words import Covered, covered
 
 # All are guesses.
@@ -84,7 +85,7 @@ class _Answer:
     measured: int
 
 
-class Dividing:
+class Dividing(HoldsResident):
     """Divides the goal of one request among parts that are known, by measured steps."""
 
     def __init__(self, request: PartsRequest, s: Subject, found: Found, choices: Choices):
@@ -96,7 +97,7 @@ class Dividing:
         self.apart: float | None = None  # distance of `theirs` from eager, by `reference`
         self.plain_peak: int | None = None  # of a plain step that calls every unit, without resident bytes
         self.seconds = math.inf  # of all parts in a step by the plan, once it is made
-        self.resident = held_throughout(request, s)
+        self.resident_bytes = held_throughout(request, s)
 
     @property
     def keeps_goal(self) -> bool:
@@ -287,24 +288,20 @@ class Dividing:
 
     def _limit(self) -> int | None:
         """Bytes that the goal allows beside those held during the whole step; None: the goal is no budget."""
-        goal = self.goal
-        if goal.budget is not None:
-            return goal.budget - self.resident
-        if goal.fraction is None:
-            return None
-        if self.plain_peak is None:
+        if self.goal.fraction is not None and self.plain_peak is None:
             raise UsageError(
-                f"budget={goal.fraction}: the plain step does not fit the device, so its peak is not known; give bytes"
+                f"budget={self.goal.fraction}: the plain step does not fit the device, so its peak is not known; give bytes"
             )
-        return int(goal.fraction * self.plain_peak)
+        limit = self.goal.limit(self, self.plain_peak or 0)
+        return None if limit is None else self.beside_resident(limit)
 
     def _infeasible(self, limit: int, before: Between, step: Step) -> InfeasibleBudget:
         least, peak = divide(step), max(before.peak_bytes, step.peak(self.choices.least()))
         if least is not None and least.peak_bytes < peak:
             peak = min(peak, max(least.peak_bytes, self._measure(least.chosen).peak_bytes))
         outside = max(m.outside_bytes for m in step.moments)
-        budget, peak, outside = (n + self.resident for n in (limit, peak, outside))
-        return words.infeasible(class_name(self.model), budget, peak, outside, self.resident, self.request.error)
+        budget, peak, outside = map(self.with_resident, (limit, peak, outside))
+        return words.infeasible(class_name(self.model), budget, peak, outside, self.resident_bytes, self.request.error)
 
     # -- the answer --------------------------------------------------------------------------------------------------
     def _as_plan(self, before: Between, step: Step, answer: _Answer, begin: float) -> PartsPlan:
@@ -316,10 +313,10 @@ class Dividing:
         return PartsPlan(
             module_name=class_name(self.model),
             parts=tuple(parts),
-            peak_bytes=answer.peak + self.resident,
-            measured_bytes=answer.measured + self.resident if self.request.check else None,
-            resident_bytes=self.resident,
-            baseline_peak_bytes=None if self.plain_peak is None else self.plain_peak + self.resident,
+            peak_bytes=self.with_resident(answer.peak),
+            measured_bytes=self.with_resident(answer.measured) if self.request.check else None,
+            resident_bytes=self.resident_bytes,
+            baseline_peak_bytes=None if self.plain_peak is None else self.with_resident(self.plain_peak),
             overhead=division.extra / plain,
             least_overhead=min(division.bound, division.extra) / plain if goal.is_budget else 0.0,
             goal=goal,
@@ -328,7 +325,7 @@ class Dividing:
             solve_seconds=time.monotonic() - begin,
             not_counted=not_counted(self.model) if self.request.captured.optimizer is None else "",
             input_bytes=bytes_of(self.s.sample.tensors),
-            offer=None if steep is None else (steep[0] + self.resident, steep[1]),
+            offer=None if steep is None else (self.with_resident(steep[0]), steep[1]),
             keeps_caches=self.choices.keeps_caches,
             stages=self.found.stages,
             asked=self.options,

@@ -23,8 +23,8 @@ from ..tensors import ranks
 from ..tensors.precision import deterministic
 from ..tensors.sharded import any_fully_sharded, class_name
 from ..trace import plain_forward
+from ..ways.finding import Found, Unit
 from .applied import Replan
-from .finding import Found, Unit
 from .known_plans import question
 from .planning import PartsRequest, find, plan_parts
 from .verify import verify
@@ -165,7 +165,7 @@ def _check(request: PartsRequest, plan: PartsPlan) -> None:
             f"the step with planned parts does not give the plain step's numbers: {'; '.join(checked.differences)}. "
             f"{checked.cause}"
         )
-    taken = (checked.held_peak_bytes or 0) + plan.resident_bytes
+    taken = plan.with_resident(checked.held_peak_bytes or 0)
     budget = plan.goal.budget
     if budget is not None and taken > budget:
         raise PlanMismatch(f"a step takes {format_bytes(taken)} here, and the budget is {format_bytes(budget)}")

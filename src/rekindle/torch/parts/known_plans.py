@@ -29,9 +29,9 @@ from ..measure.measured_step import Subject
 from ..serve.verify import subject
 from ..tensors import tree
 from ..trace import call_arguments
+from ..ways.finding import Found
+from ..ways.known_ways import digest, read, write
 from .dividing import PartsRequest, held_throughout
-from .finding import Found
-from .known_ways import digest, read, write
 
 FORMAT = "rekindle.remembered_parts/1"
 VERSION = 1  # raise it whenever a request leads to another plan: plans that are older are then not used

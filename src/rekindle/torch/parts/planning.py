@@ -20,10 +20,11 @@ from ..measure.measured_step import Subject
 from ..serve.verify import subject
 from ..tensors.precision import deterministic
 from ..tensors.sharded import class_name
-from . import compiled_finding, known_plans, words
+from ..ways import compiled_finding
+from ..ways.finding import Finder, Found
+from . import known_plans, words
 from .compiled_search import compiled_choices, is_far
 from .dividing import Dividing, PartsRequest
-from .finding import Finder, Found
 from .searching import search
 
 log = logging.getLogger("rekindle")

@@ -23,9 +23,9 @@ from ..run import stages
 from ..run.bound import BoundPlan
 from ..tensors.sharded import class_name
 from ..trace import plain_forward
-from .again_ways import again_ways
+from ..ways.again_ways import again_ways
+from ..ways.finding import Found, Unit
 from .choices import Choices, smallest
-from .finding import Found, Unit
 
 # A part is worth a plan if its ways save at least so large a share of the bytes that it holds plain, and if equal parts save
 # together at least so large a share of the bytes that all parts hold plain. Both are guesses.

@@ -1,25 +1,22 @@
-"""The words of planning in parts: which parts are planned, why others run plain, and the errors."""
+"""The words of planning in parts: which parts are planned, and the errors."""
 
 from __future__ import annotations
 
-import os
-import traceback
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from torch import nn
 
 from ...errors import InfeasibleBudget, ParityError, RekindleError, TraceError, UsageError
-from ...saying.frames import is_users, users_line
+from ...saying.frames import users_line
 from ...saying.sizes import format_bytes
 from ..compiled.stage import Stage
 from ..tensors.sharded import class_name
 
 if TYPE_CHECKING:
-    from .finding import Unit
+    from ..ways.finding import Unit
 
 PLAIN_MOST = 3  # reasons in the line; the line says how many more there are
 
@@ -68,30 +65,6 @@ def covered(model: nn.Module, found: Covered, plain: Sequence[str]) -> str:
         more = f" and {len(reasons) - PLAIN_MOST} more" if len(reasons) > PLAIN_MOST else ""
         text += f"; plain: {', '.join(reasons[:PLAIN_MOST])}{more}"
     return text
-
-
-# -- why a submodule cannot be captured --------------------------------------------------------------------------------
-def in_few_words(e: TraceError, model: nn.Module) -> str:
-    """The reason why a capture of the model failed, with the user's innermost line and module: "Decoder (train.py:88 reads a
-    tensor)"."""
-    where, inner = e.line, model
-    for frame, line in [] if e.line else _frames(e):
-        if is_users(frame):
-            where = f"{os.path.basename(frame.f_code.co_filename)}:{line}"
-            inner = x if isinstance(x := frame.f_locals.get("self"), nn.Module) else inner
-    return f"{class_name(inner)} ({where} {e.reason})" if where else f"{class_name(inner)} ({e.reason})"
-
-
-def around(e: BaseException, model: nn.Module) -> set[nn.Module]:
-    """The submodules whose forward was running where the capture failed: none of them can be captured either."""
-    modules = {id(m): m for m in model.modules()}
-    return {modules[id(x)] for f, _ in _frames(e) if id(x := f.f_locals.get("self")) in modules}
-
-
-def _frames(e: BaseException) -> list[tuple[FrameType, int]]:
-    """(frame, line) of the calls through which the exception, or the one that caused it, came."""
-    found = traceback.walk_tb((e.__cause__ or e).__traceback__)
-    return [(f, line) for f, line in found if f.f_globals.get("__name__") != "contextlib"]
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from ..capture.captured import Captured
 from ..lowering.editing import Editor, without_aliases
 from ..lowering.phases import depend_on_gradients
 from ..operators import rules
-from ..operators.cuts import Cut, cuts_of
 from ..operators.node_tensors import is_member, is_view
+from .cuts import Cut, cuts_of
 from .probe import Bits
 from .region import Region, handed_over_whole, units
 from .slices import cut_into_slices

@@ -13,8 +13,8 @@ from ...model.graph import OPERATOR
 from ..lowering.lowered import Lowered
 from ..lowering.phases import depend_on_gradients
 from ..lowering.shape_only import is_stand_in
-from ..operators.cuts import SUM, cuts_of, tensor_arguments
 from ..operators.node_tensors import storage_bytes
+from .cuts import SUM, cuts_of, tensor_arguments
 from .region import Region, put_together, source, tensor_nodes
 
 

@@ -7,8 +7,8 @@ from functools import cached_property
 
 from ...ask import PlanOptions
 from ...model.graph import Graph
+from ...model.judge import plain_activation_bytes
 from ...model.plan import Plan
-from ...planning.own_terms import plain_activation_bytes
 from ...planning.variants import CLOSE, Steps
 from ..trace import Trace
 from .candidates import Rewrites

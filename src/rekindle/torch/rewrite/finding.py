@@ -16,8 +16,8 @@ from torch import fx
 from ...model.rewriting import SLICES, Rewrite
 from ..costs.operator_calls import call_of
 from ..lowering.lowered import Lowered
-from ..operators.cuts import SUM, Cut
 from ..operators.node_tensors import is_view, storage_bytes, tensors_of
+from .cuts import SUM, Cut
 from .estimate import WorkingSets
 from .probe import Bits
 from .region import May, Region, grown, handed_over_whole, is_slice, units, whole_views

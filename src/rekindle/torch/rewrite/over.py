@@ -9,8 +9,8 @@ from torch import fx
 
 from ..lowering.editing import Editor
 from ..lowering.shape_only import is_stand_in
-from ..operators.cuts import tensor_arguments
 from ..operators.node_tensors import is_member, is_view, storage_bytes
+from .cuts import tensor_arguments
 from .region import Region, Tensor, put_together, source, tensor, tensor_nodes
 
 

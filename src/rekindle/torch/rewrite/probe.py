@@ -32,11 +32,11 @@ from ..costs.cache import FILE_MOST_BYTES, LOCK_WAIT_S
 from ..costs.cache import environment as environment_of_costs
 from ..costs.made_up import at_hand, undisturbed
 from ..costs.operator_calls import OperatorCall, call_of
-from ..operators.cuts import SUM, Cut
-from ..operators.known_bits import by_construction, can_be_probed, known
 from ..operators.memory_order import elements_spanned
 from ..tensors import precision
 from ..tensors.op_tensors import tensors_in
+from .cuts import SUM, Cut
+from .known_bits import by_construction, can_be_probed, known
 from .random_arguments import random_tensors
 from .slice_runs import LAYOUTS_MOST, edges_of, same_bits
 
@@ -93,7 +93,7 @@ class Bits:
         """
         return SUM not in cut.outs and self.same_beside_sums(node, cut, slices, size)
 
-    def same_beside_sums(self, node: fx.Node, cut: Cut, slices: int, size: int = 0) -> bool:
+    def same_beside_sums(self, node: fx.Node, cut: Cut, slices: int, size: int) -> bool:
         """`same`, of the results that are not added up."""
         if all(d == SUM for d in cut.outs):
             return True

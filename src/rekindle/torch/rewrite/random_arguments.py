@@ -17,9 +17,9 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from ..operators.cut_call import Call
-from ..operators.cuts import tensor_arguments
 from ..operators.memory_order import elements_spanned
 from ..operators.table import record_of
+from .cuts import tensor_arguments
 
 _BLOCK = 2**20 - 3  # numbers that are drawn; larger tensors repeat them, at a distance that is a prime
 _ONES = 0.25  # share of numbers of size one among those that cancel: a guess, for sums of a few products and of many

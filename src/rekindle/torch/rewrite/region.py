@@ -16,8 +16,8 @@ from ..lowering.gradient_additions import additions
 from ..lowering.phases import depend_on_gradients
 from ..lowering.shape_only import is_stand_in
 from ..operators import rules
-from ..operators.cuts import SUM, Cut, cuts_of, tensor_arguments
 from ..operators.node_tensors import is_member, is_view, storage_bytes, tensors_of
+from .cuts import SUM, Cut, cuts_of, tensor_arguments
 
 Cuts = dict[fx.Node, Cut]
 May = Callable[[fx.Node, Cut], bool]

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..operators.cuts import SUM, Cut, sliced_call, span
 from ..operators.memory_order import has_gaps
 from ..operators.rules import runnable
 from ..operators.table import copies_gaps, wants_dense
+from .cuts import SUM, Cut, sliced_call, span
 from .random_arguments import with_tensors
 
 LAYOUTS_MOST = 8  # mixtures of layouts of the slices that are tried. A guess

@@ -16,10 +16,10 @@ from torch import fx
 from ..capture.captured import Writing
 from ..lowering.editing import Editor, Key
 from ..lowering.shape_only import is_stand_in
-from ..operators.cuts import SUM, sliced_call, tensor_arguments
 from ..operators.memory_order import has_gaps
 from ..operators.table import wants_dense
 from .closeness import SUMMED, UNPROVEN
+from .cuts import SUM, sliced_call, tensor_arguments
 from .over import Over, outside
 from .region import SLICE, Region, Tensor, groups, source, tensor, units
 

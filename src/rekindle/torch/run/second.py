@@ -22,14 +22,14 @@ from ..capture.left_out import taken_apart
 from ..operators import rules
 from ..operators.node_tensors import storage_bytes
 from ..private import backward_keeps_graph, backward_number, in_func_transform, stand_for_many, will_run
-from ..situation.attributes import Attributes
 from ..situation.module_call import ModuleCall
 from ..situation.numbers import attributes_set, read, replaced
-from ..situation.restorable import PutBack
-from ..situation.side_effects import SideEffects
 from ..situation.surroundings import autocast_of
 from ..tensors import rng, tree
 from ..trace import Trace, plain_forward
+from ..undo.attributes import Attributes
+from ..undo.restorable import PutBack
+from ..undo.side_effects import SideEffects
 from .sample import leaf_of, trained_as
 
 OLD_MOST_BYTES = (

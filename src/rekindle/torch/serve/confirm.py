@@ -41,7 +41,7 @@ def confirm(model: nn.Module, sample: Any, plan: Plan, again: Callable[[Goal], P
     """
     goal, graph = plan.goal, plan.graph
     plain = graph.beside_resident(plan.baseline_peak_bytes)
-    limit = aim = goal.limit(graph.resident_bytes, plain)
+    limit = aim = goal.limit(graph, plain)
     tried: list[tuple[int, Plan, Check]] = []
     while True:
         check = check_step(model, sample, plan, held=goal.budget is not None)

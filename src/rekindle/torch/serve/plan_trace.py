@@ -18,11 +18,10 @@ from ...errors import InfeasibleBudget
 from ...estimates.allocator import BLOCK_BYTES
 from ...model import formats
 from ...model.graph import Graph, Link
-from ...model.judge import simulate
+from ...model.judge import plain_activation_bytes, simulate
 from ...model.plan import Plan
 from ...model.schedule import Schedule
 from ...planning.candidates import Known
-from ...planning.own_terms import plain_activation_bytes
 from ...planning.planner import plan_graph
 from ...saying.sizes import format_bytes
 from ..costs.for_all import costs_from_json, with_costs

@@ -2,7 +2,6 @@
 
 `module_call` names the arguments, `guards` compares the module's state, and `surroundings` is the process state that matters.
 `globals`, `callables` and `attribute_reads` find what forward reads; `values` makes keys of it, and watches it.
-`numbers` knows the Python numbers that change, `recorded_ops` the values that forward asked about. `kept` puts back what code
-of a model changed, with `attributes`, `tensor_state`, `restorable` and `side_effects`. All take Python objects apart with
-`tensors.objects`. To guard a new kind of state, begin there and in `values`.
+`numbers` knows the Python numbers that change, `recorded_ops` the values that forward asked about. All take Python objects
+apart with `tensors.objects`. To guard a new kind of state, begin there and in `values`.
 """

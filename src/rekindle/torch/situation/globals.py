@@ -42,7 +42,7 @@ class Globals:
     functions : where to begin. watch : learns the places of the values. ignored : names to leave out of `keys`.
     """
 
-    def __init__(self, functions: Iterable[types.FunctionType], watch: Watch, ignored: Collection[str] = ()):
+    def __init__(self, functions: Iterable[types.FunctionType], watch: Watch, ignored: Collection[str]):
         self.keys: dict[str, Key] = {}
         self.names: set[str] = set()
         self._watch, self._ignored = watch, ignored

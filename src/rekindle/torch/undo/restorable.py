@@ -18,6 +18,8 @@ from torch import nn
 
 from ...errors import RekindleError
 from ..private import disable_modes
+from ..situation.callables import GlobalName
+from ..situation.hooks import is_torchs
 from ..tensors.objects import (
     PLAIN,
     content,
@@ -31,8 +33,6 @@ from ..tensors.objects import (
     same_entry,
     slots_of,
 )
-from .callables import GlobalName
-from .hooks import is_torchs
 
 # How much is copied; guesses.
 ENTRIES_MOST = 100_000  # a container of more entries, or an array of more elements, is not put back

@@ -80,12 +80,12 @@ class _Rerun:
             self._ran = True
             return self._plain(*args, **kwargs)
         now = _plain_attributes(self._model)
-        _put_back(self._model, self._before)
+        _put_back(self._before)
         try:
             # torch.utils.checkpoint ends it by an exception where all is recomputed
             return self._plain(*args, **kwargs)
         finally:
-            _put_back(self._model, now)
+            _put_back(now)
 
 
 def _plain_attributes(model: nn.Module) -> list[tuple[nn.Module, dict[str, Any]]]:
@@ -93,7 +93,7 @@ def _plain_attributes(model: nn.Module) -> list[tuple[nn.Module, dict[str, Any]]
     return [(m, {k: x for k, x in m.__dict__.items() if isinstance(x, tree.PLAIN)}) for m in model.modules()]
 
 
-def _put_back(model: nn.Module, noted: list[tuple[nn.Module, dict[str, Any]]]) -> None:
+def _put_back(noted: list[tuple[nn.Module, dict[str, Any]]]) -> None:
     for m, values in noted:
         for k in [k for k, x in m.__dict__.items() if isinstance(x, tree.PLAIN) and k not in values]:
             del m.__dict__[k]

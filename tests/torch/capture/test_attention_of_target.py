@@ -14,7 +14,7 @@ from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
 import rekindle
-from rekindle.torch.operators.attention import EFFICIENT, FLASH, PLAIN, Call, kernel
+from rekindle.torch.capture.attention import EFFICIENT, FLASH, PLAIN, Call, kernel
 
 LENGTH, HEADS, BATCH = 128, 2, 2
 H200, RTX2080TI = (9, 0), (7, 5)

@@ -18,11 +18,11 @@ import cut_cases_of_elements  # noqa: F401  its cases join the others
 from cost_nodes import node
 from cut_cases import CASES, F64, Maker, Sizes, node_of
 from marks import every
-from rekindle.torch.operators.cuts import SUM, Cut, cuts_of
-from rekindle.torch.operators.known_bits import by_construction, known
 from rekindle.torch.operators.record import EVERYWHERE
 from rekindle.torch.operators.table import OPERATORS, record_of
 from rekindle.torch.rewrite import probe, slice_runs
+from rekindle.torch.rewrite.cuts import SUM, Cut, cuts_of
+from rekindle.torch.rewrite.known_bits import by_construction, known
 from rekindle.torch.rewrite.probe import Bits, probed
 from rekindle.torch.rewrite.slice_runs import edges_of
 from strategies import examples

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
+from ..operators.cut_call import Call, Cut, Slicing, broadcast
+from ..operators.node_tensors import is_view
+from ..operators.record import BY_ELEMENT, BY_ROW, EVERYWHERE, ON_CPU
+from ..operators.rules import UNWRITTEN
+from ..operators.table import record_of, rule_of
 from ..private import OpOverload
-from .cut_call import Call, Cut, Slicing, broadcast
-from .node_tensors import is_view
-from .record import BY_ELEMENT, BY_ROW, EVERYWHERE, ON_CPU
-from .rules import UNWRITTEN
-from .table import record_of, rule_of
 
 _THREADS = 64  # for machines that are not known
 _ONE_MORE = "alpha"  # a factor in an addition: some kernels round the product, and others do not

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from ..private import script_attributes
+from ..situation.hooks import added_by_torch
 from ..tensors.objects import content, refill, same_content, same_entry, values_of
-from .hooks import added_by_torch
 
 
 def plain_tensors(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:

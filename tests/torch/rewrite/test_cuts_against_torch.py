@@ -18,7 +18,7 @@ import torch
 
 import cut_cases_of_elements  # noqa: F401  its cases join the others
 from cut_cases import CASES, Maker, Sizes, members, node_of
-from rekindle.torch.operators.cuts import SUM, Cut, cuts_of
+from rekindle.torch.rewrite.cuts import SUM, Cut, cuts_of
 
 EVEN = Sizes(n=4, c=4, o=4, side=4, row=4, groups=2)
 RELEASE = tuple(map(int, torch.__version__.split(".")[:2]))

@@ -18,8 +18,8 @@ import rekindle
 from rekindle.integrations.saved_plan import checkpoint_with
 from rekindle.model.plan import Plan
 from rekindle.model.rewriting import Rewrite
-from rekindle.torch.operators.cuts import SUM, cuts_of
 from rekindle.torch.rewrite.apply import rewritten
+from rekindle.torch.rewrite.cuts import SUM, cuts_of
 from rekindle.torch.rewrite.probe import Bits
 from rekindle.torch.rewrite.region import Region
 from rekindle.torch.trace import Trace

@@ -14,7 +14,7 @@ from ...errors import RekindleError
 from ...parts.plan import SaveRule
 from ...parts.ways import Figures, Way, best
 from ..compiled.saved_results import Prices
-from ..operators.flops import FlopCount
+from ..costs.flops import FlopCount
 from ..tensors.instrument import Instrument
 from ..tensors.loss import default_loss
 from ..trace import plain_forward

@@ -19,8 +19,8 @@ from torch.nn.utils import parametrizations
 import rekindle
 from marks import every
 from rekindle import RekindleWarning, Trace
-from rekindle.torch.situation.restorable import PutBack
-from rekindle.torch.situation.side_effects import SideEffects
+from rekindle.torch.undo.restorable import PutBack
+from rekindle.torch.undo.side_effects import SideEffects
 
 HISTORY: list[Any] = []
 COUNTS: collections.Counter[str] = collections.Counter()

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 import rekindle
 from marks import every
 from rekindle.torch.measure.as_before import as_before, same
-from rekindle.torch.situation import tensor_state
-from rekindle.torch.situation.tensor_state import fingerprint
 from rekindle.torch.tensors.op_tensors import content_bytes
+from rekindle.torch.undo import tensor_state
+from rekindle.torch.undo.tensor_state import fingerprint
 from strategies import examples
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..situation.callables import GlobalName, codes_of, global_names, names_in, prints_or_logs, references
+from ..situation.hooks import HOOKS, is_torchs, user_hooks
 from ..tensors.objects import (
     OBJECTS_MOST,
     function_in,
@@ -28,8 +30,6 @@ from ..tensors.objects import (
     reached,
     values_of,
 )
-from .callables import GlobalName, codes_of, global_names, names_in, prints_or_logs, references
-from .hooks import HOOKS, is_torchs, user_hooks
 from .restorable import ENTRIES_MOST, GENERATORS, PutBack, Restorable, is_opaque, restorable
 
 # How far objects are followed; guesses. At most `OBJECTS_MOST` are watched.

@@ -14,10 +14,10 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
+from ..operators.cut_call import SUM, Call, Cut, Draft, Shape, Slice, holds_tensors, span, tensor_arguments
+from ..operators.node_tensors import is_member
+from ..operators.table import record_of, rule_of
 from ..private import OpOverload
-from .cut_call import SUM, Call, Cut, Draft, Shape, Slice, holds_tensors, span, tensor_arguments
-from .node_tensors import is_member
-from .table import record_of, rule_of
 
 __all__ = ["SUM", "Cut", "cuts_of", "sliced_call", "span", "tensor_arguments"]
 

@@ -17,11 +17,11 @@ from torch import fx
 import cut_cases_of_elements  # noqa: F401  its cases join the others
 import cut_cases_of_saves  # noqa: F401
 from cut_cases import CASES, Maker, Sizes, members, node_of
-from rekindle.torch.operators.cuts import SUM, Cut, cuts_of, sliced_call, span, tensor_arguments
 from rekindle.torch.operators.memory_order import strides_of_slice
 from rekindle.torch.operators.rules import UNWRITTEN
 from rekindle.torch.operators.small_saves import SIGN_BITS
 from rekindle.torch.operators.table import RULES, wants_dense
+from rekindle.torch.rewrite.cuts import SUM, Cut, cuts_of, sliced_call, span, tensor_arguments
 from strategies import examples
 
 aten = torch.ops.aten

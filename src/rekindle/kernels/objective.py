@@ -16,7 +16,7 @@ BEYOND = 20.0  # weight in the soft score of peak and cost beyond their limits
 BEYOND_PENALTY = 1000.0  # in the strict score of any point beyond a limit
 
 
-class Aim(NamedTuple):
+class Objective(NamedTuple):
     """Limits on peak and extra cost, and how much each of the two weighs; all of them floats."""
 
     limit: float  # bytes, without the resident ones
@@ -27,26 +27,26 @@ class Aim(NamedTuple):
     cost_weight: float
 
 
-ANY = Aim(np.inf, np.inf, 1.0, 1.0, 1.0, 1.0)  # no limit
+ANY = Objective(np.inf, np.inf, 1.0, 1.0, 1.0, 1.0)  # no limit
 
 
 @inner
-def soft(top, extra, aim):
+def soft(top, extra, objective):
     """The score that annealing lowers: peak and extra cost, and by how much they pass their limits, so that a chain can
     cross points beyond them."""
     return (
-        aim.peak_weight * top / aim.peak_scale
-        + aim.cost_weight * extra / aim.cost_scale
-        + BEYOND * max(0.0, top - aim.limit) / aim.peak_scale
-        + BEYOND * max(0.0, extra - aim.max_extra) / aim.cost_scale
+        objective.peak_weight * top / objective.peak_scale
+        + objective.cost_weight * extra / objective.cost_scale
+        + BEYOND * max(0.0, top - objective.limit) / objective.peak_scale
+        + BEYOND * max(0.0, extra - objective.max_extra) / objective.cost_scale
     )
 
 
 @inner
-def score(top, extra, aim):
+def score(top, extra, objective):
     """The score by which the best is chosen: a point within the limits, however narrowly, comes before any beyond them."""
-    beyond = top > aim.limit or extra > aim.max_extra * (1 + EPS) + 1e-12
-    return soft(top, extra, aim) + (BEYOND_PENALTY if beyond else 0.0)
+    beyond = top > objective.limit or extra > objective.max_extra * (1 + EPS) + 1e-12
+    return soft(top, extra, objective) + (BEYOND_PENALTY if beyond else 0.0)
 
 
 @inner

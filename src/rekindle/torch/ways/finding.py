@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import traceback
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from types import FrameType
 from typing import Any
 
 from torch import nn
 
 from ...ask import PlanOptions, TraceOptions
 from ...errors import RekindleError, RekindleWarning, TraceError, UsageError
+from ...saying.frames import is_users
 from ...saying.progress import announce
 from .. import accept
 from ..capture.trace_errors import NO_BACKWARD, READS, SHAPE_FROM_DATA
@@ -20,12 +24,11 @@ from ..measure.measured_step import Subject
 from ..measure.recording import Calls, Recorded, bytes_of, hooks_in, may_be_part, record, signature
 from ..situation.module_call import Key
 from ..situation.module_paths import is_marked
-from ..situation.side_effects import ARGUMENT
 from ..tensors.sharded import class_name, inside
 from ..trace import Trace, trace_call
+from ..undo.side_effects import ARGUMENT
 from .again import only_computes
 from .varying import Varying
-from .words import around, in_few_words
 
 
 @dataclass
@@ -254,11 +257,11 @@ class Finder:
         return tuple(n for n, _ in module.named_modules() if n and marks and is_marked(f"{path}.{n}", marks))
 
     def _note_failure(self, path: str, module: nn.Module, e: RekindleError) -> None:
-        self._open |= around(e, module)
+        self._open |= _around(e, module)
         self._why[path] = e
         if not isinstance(e, TraceError) or e.reason == NO_BACKWARD:
             return  # it holds nothing, or it is no model for a plan: there is nothing to tell
-        if (line := in_few_words(e, module)) not in self.found.plain:
+        if (line := _in_few_words(e, module)) not in self.found.plain:
             self.found.plain.append(line)
 
     def _add_again(self) -> None:
@@ -329,3 +332,26 @@ def _cannot_be_captured(module: nn.Module, e: Exception) -> TraceError:
     made = TraceError(f"{class_name(module)} cannot be captured: {type(e).__name__}: {e}")
     made.__cause__ = e
     return made
+
+
+def _in_few_words(e: TraceError, model: nn.Module) -> str:
+    """The reason why a capture of the model failed, with the user's innermost line and module: "Decoder (train.py:88 reads a
+    tensor)"."""
+    where, inner = e.line, model
+    for frame, line in [] if e.line else _frames(e):
+        if is_users(frame):
+            where = f"{os.path.basename(frame.f_code.co_filename)}:{line}"
+            inner = x if isinstance(x := frame.f_locals.get("self"), nn.Module) else inner
+    return f"{class_name(inner)} ({where} {e.reason})" if where else f"{class_name(inner)} ({e.reason})"
+
+
+def _around(e: BaseException, model: nn.Module) -> set[nn.Module]:
+    """The submodules whose forward was running where the capture failed: none of them can be captured either."""
+    modules = {id(m): m for m in model.modules()}
+    return {modules[id(x)] for f, _ in _frames(e) if id(x := f.f_locals.get("self")) in modules}
+
+
+def _frames(e: BaseException) -> list[tuple[FrameType, int]]:
+    """(frame, line) of the calls through which the exception, or the one that caused it, came."""
+    found = traceback.walk_tb((e.__cause__ or e).__traceback__)
+    return [(f, line) for f, line in found if f.f_globals.get("__name__") != "contextlib"]
