@@ -22,7 +22,7 @@ from ...errors import RekindleError
 from ..capture.captured import Captured
 from ..lowering.gradient_additions import additions, casts
 from ..lowering.lowered import Lowered
-from ..operators.node_tensors import overlap, tensors_of
+from ..operators.node_tensors import overlap
 from ..private import backward_keeps_graph, backward_number, disable_autocast, stand_for_many, will_run
 from ..situation.surroundings import shares_casts
 from .anomaly import NamesNaN
@@ -216,17 +216,6 @@ def _token(device: torch.device) -> torch.Tensor:
     return torch.empty(0, device=device)
 
 
-def _engine_device(c: Captured) -> torch.device:
-    """The device by which autograd's engine chooses the thread and the stream of a stage: the tensors' own.
-
-    The engine has one thread for each GPU, and runs a node in the thread of its tensors, on the stream of its forward. Tokens
-    on the CPU would take the stages out of there: they would run beside the accumulation of the gradients that they return, so
-    that these gradients would be freed late, and on another stream than a forward that ran on a stream of its own.
-    """
-    tensors = (t for n in [*c.placeholders, *c.tangents] for _, t in tensors_of(n))
-    return next((t.device for t in tensors if t.device.type == "cuda"), torch.device("cpu"))
-
-
 def boundary_of(results: Iterable[torch.Tensor]) -> Any:
     """The autograd node at which the backward of a planned call with these results begins; None: the call was not planned."""
     return next((t.grad_fn for t in results if isinstance(t.grad_fn, _Boundary._backward_cls)), None)
@@ -253,7 +242,7 @@ class Runner:
     def __init__(self, lowered: Lowered, program: Program, host_budget: int | None = None):
         self.lowered, self.program, self.host_budget = lowered, program, host_budget
         c = lowered.captured
-        self.device = _engine_device(c)
+        self.device = c.device
         self.given = [p for p in c.placeholders if p.op == "placeholder"]
         place = {p: i for i, p in enumerate(self.given)}
         self._sums, self._parts = additions(c), program.parts

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
-import torch
-
 from ...ask import PlanOptions
 from ...errors import InfeasibleBudget
 from ...estimates.allocator import BLOCK_BYTES
