@@ -118,9 +118,9 @@ class Captured:
     def device(self) -> torch.device:
         """The device by which autograd's engine chooses the thread and the stream of the step's backward: the tensors' own.
 
-        The engine has one thread for each GPU, and runs a node in the thread of its tensors, on the stream of its forward. Nodes
-        of tensors on the CPU would run beside the accumulation of the gradients that they return, so that these gradients would
-        be freed late, and on another stream than a forward that ran on a stream of its own.
+        The engine has one thread for each GPU, and runs a node in the thread of its tensors, on the stream of its forward. A
+        node of tensors on the CPU would run beside the accumulation of the gradients that it returns, so that these would be
+        freed late, and on another stream than a forward that ran on a stream of its own.
         """
         tensors = (t for n in [*self.placeholders, *self.tangents] for _, t in tensors_of(n))
         return next((t.device for t in tensors if t.device.type == "cuda"), torch.device("cpu"))

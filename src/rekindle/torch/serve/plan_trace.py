@@ -80,10 +80,7 @@ def plan_trace(traced: Trace, options: PlanOptions, make: Callable[..., Plan]) -
 
 def _link(traced: Trace, options: PlanOptions) -> Link | None:
     """The link of the trace's device to the host; None: the device is the host itself, and copies are not insisted on."""
-    low, target = traced.lowered, traced.options.target
-    device = next(
-        (t.device for c in low.calls if c.node is not None for _, t in tensors_of(c.node)), torch.device("cpu")
-    )
+    device, target = traced.lowered.captured.device, traced.options.target
     here = device.type == "cpu" and not traced.fake
     return None if here and target is None and options.offload == "auto" else link_of(device, target, traced.fake)
 
