@@ -27,7 +27,8 @@ class Case:
     model, options : the zoo's. autocast : bfloat16 where autocast allows.
     unit : what one element of the batch is called.
     unused : results that the training loop does not read; see `rekindle.trace`.
-    close : whether a plan whose sums may round (parity="close") is measured too.
+    close, copied : whether a plan whose sums may round (parity="close") is measured too, and one that copies values to the
+        host.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Case:
     unit: str = "images"
     unused: tuple[str, ...] = ()
     close: bool = False
+    copied: bool = False
 
     def load(self, kind: str, batch: int | None = None) -> tuple[nn.Module, Any]:
         """Model and sample on the device."""
@@ -112,14 +114,14 @@ def step_cases(small: bool) -> list[Case]:
     """
     if small:
         return [
-            Case("gpt2", "gpt", 2, _TINY_GPT, autocast=True, unit="sequences"),
+            Case("gpt2", "gpt", 2, _TINY_GPT, autocast=True, unit="sequences", copied=True),
             Case("gpt2_small-unused", "gpt2_small", 2, _TINY_GPT2, unit="sequences", unused=("logits",), close=True),
             Case("resnet18", "resnet18", 4, {"image": 64}),
         ]
     modern = [
-        Case("gpt2", "gpt2", 8, autocast=True, unit="sequences"),
+        Case("gpt2", "gpt2", 8, autocast=True, unit="sequences", copied=True),
         Case("gpt2_small-unused", "gpt2_small", 8, autocast=True, unit="sequences", unused=("logits",), close=True),
-        Case("vit_b16", "vit_b16", 64, autocast=True),
+        Case("vit_b16", "vit_b16", 64, autocast=True, copied=True),
     ]
     return modern + [
         Case(r.model, r.model, r.batch, {"image": r.image}, close=r.model in WITH_SUMS) for r in seeds.ROWS

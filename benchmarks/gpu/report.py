@@ -26,6 +26,8 @@ plain step's, under deterministic algorithms; "-": two plain steps differ too, b
 CLOSE = """The same steps planned with parity="close": slices may round. *difference*: the largest between a gradient of the
 planned and of the plain step, relative to the largest element of that gradient; *as close as promised*: only results that may
 round differ, within the limits of `rekindle.verify`; "-": plain steps differ from each other."""
+COPIED = """Steps planned for half of the plain activations, without copies and with values copied to the host and back
+(`offload=True`), by the measured speed of the link."""
 COMPILED = """Steps through torch.compile; time and peak as ratios to the eager step of the same model. The fastest step of each
 method counts, in turns. *planned in*: seconds of `checkpoint`, compiling included, where earlier goals may have compiled and
 measured some ways already."""
@@ -43,6 +45,7 @@ def markdown(head: dict[str, Any], rows: list[Row]) -> str:
     for title, part in (
         ("Steps", _steps(measured[measured["suite"] == "gpu-steps"])),
         ("Sums that may round", _close(measured[measured["suite"] == "gpu-steps"])),
+        ("Copies to the host", _copied(measured[measured["suite"] == "gpu-steps"])),
         ("Compiled steps", _compiled([r for r in rows if r.get("part") == "compiled" and "method" in r])),
         ("Largest batch under a cap", _largest(measured[measured["suite"] == "gpu-largest"])),
         ("Tests on the device", _tests(rows)),
@@ -74,7 +77,8 @@ def _by_method(rows: pd.DataFrame, model: str) -> dict[str, pd.Series]:
     mine = rows[rows["model"] == model].drop_duplicates("method", keep="last").set_index("method", drop=False)
     absent = pd.Series(index=rows.columns, dtype=object)
     return {
-        m: mine.loc[m] if m in mine.index else absent for m in ("plain", "half", "third", "close", "blocks", "planned")
+        m: mine.loc[m] if m in mine.index else absent
+        for m in ("plain", "half", "copied", "third", "close", "blocks", "planned")
     }
 
 
@@ -124,6 +128,22 @@ def _close(rows: pd.DataFrame) -> list[str]:
             "as close as promised": _bits(close["parity"]),
         })  # fmt: skip
     return [CLOSE, "", table(lines)]
+
+
+def _copied(rows: pd.DataFrame) -> list[str]:
+    lines = []
+    for model in rows.loc[rows["method"] == "copied", "model"].unique():
+        of = _by_method(rows, model)
+        half, copied = of["half"], of["copied"]
+        lines.append({
+            "model, batch": f"{model}, {copied['batch']:g}",
+            "half": _mib(half["peak_mb"]), "half, time": ratio(half["wall_ratio"]),
+            "copied": _mib(copied["peak_mb"]), "copied, predicted": _mib(copied["predicted_mb"]),
+            "copied, time": ratio(copied["wall_ratio"]),
+            "time predicted": ratio(None if pd.isna(copied["overhead"]) else 1 + copied["overhead"]),
+            "same bits": _bits(copied["parity"]),
+        })  # fmt: skip
+    return [COPIED, "", table(lines)] if lines else ["nothing was measured"]
 
 
 def _compiled(rows: list[Row]) -> list[str]:

@@ -28,7 +28,8 @@ Row = dict[str, Any]
 Emit = Callable[[Row], None]
 Way = Callable[[], AbstractContextManager[Any]]
 GOALS: dict[str, dict[str, Any]] = {
-    "half": {"budget": 0.5}, "third": {"max_overhead": 1 / 3}, "close": {"max_overhead": 1 / 3, "parity": "close"}
+    "half": {"budget": 0.5}, "copied": {"budget": 0.5, "offload": True}, "third": {"max_overhead": 1 / 3},
+    "close": {"max_overhead": 1 / 3, "parity": "close"}
 }  # fmt: skip
 
 
@@ -86,7 +87,7 @@ def measure(case: Case, kind: str, work: Path, solve_seconds: float, emit: Emit)
     passed(work / KERNELS)
     rows["plain"] |= _promised(rekindle.plan(traced, 1.0, solver="none"))
     plans: dict[str, Plan] = {}
-    goals = {name: goal for name, goal in GOALS.items() if name != "close" or case.close}
+    goals = {name: goal for name, goal in GOALS.items() if name not in ("close", "copied") or getattr(case, name)}
     for name, goal in goals.items():
         rows[name] = known | {"method": name, "goal": goal}
         try:
@@ -133,7 +134,7 @@ def _promised(plan: Plan) -> Row:
         "predicted_peak_bytes": plan.activation_peak_bytes, "predicted_seconds": plan.seconds,
         "predicted_overhead": plan.overhead, "flops_overhead": plan.flops_overhead, "solver": plan.solver,
         "plan_status": plan.status, "gap": plan.gap, "solve_seconds": plan.solve_seconds,
-        "rewrites": 0 if plan.rewriting is None else len(plan.rewriting.steps),
+        "moved_bytes": plan.moved_bytes, "rewrites": 0 if plan.rewriting is None else len(plan.rewriting.steps),
     }  # fmt: skip
 
 

@@ -67,9 +67,10 @@ def precision(autocast: bool) -> contextlib.AbstractContextManager[Any]:
 
 
 def plans(trace: Trace) -> list[Plan]:
-    """None recomputes nothing, every recomputes all it can, auto is what people get."""
+    """None recomputes nothing, every recomputes all it can, auto is what people get, with copies to the host and without."""
     found = [rekindle.plan(trace, minimize="memory", solver=s) for s in ("none", "every", "chen-sqrt")]
-    return [*found, rekindle.plan(trace, max_overhead=0.3, time_limit=0.3)]
+    copied = rekindle.plan(trace, minimize="memory", offload=True, time_limit=0.3)
+    return [*found, rekindle.plan(trace, max_overhead=0.3, time_limit=0.3), copied]
 
 
 def train(model: nn.Module, sample: Any, autocast: bool, steps: int = 3) -> dict[str, torch.Tensor]:

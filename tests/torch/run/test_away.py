@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import dataclasses
 import functools
 import gc
 import random
@@ -20,6 +21,7 @@ from torch._subclasses import FakeTensorMode
 import rekindle
 from pairs import both, equal_gradients
 from rekindle import RekindleError
+from rekindle.structure.copying import Copying
 from rekindle.torch.measure import memory as measure
 from rekindle.torch.run import away
 from rekindle.torch.run.away import Away, HostPool, ThreadEngine
@@ -306,3 +308,42 @@ def test_copies_of_fake_tensors_hold_what_was_predicted() -> None:
         known = [x, *(t for p in model.parameters() for t in (p, p.grad) if t is not None)]
         peak = measure.storage_peak(lambda: model(x).backward(), known)
     assert peak.peak_bytes == pytest.approx(plan.activation_peak_bytes, rel=0.01)
+
+
+class Tied(nn.Module):
+    """A weight of several uses, whose gradient autograd adds up from its parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(4):
+            x = x + self.shared(x).tanh()
+        return x
+
+
+def test_gradients_that_are_sums_of_parts_are_eagers() -> None:
+    torch.manual_seed(0)
+    plain, x = Tied(), torch.rand(64, 32)
+    ours = copy.deepcopy(plain)
+    trace = rekindle.trace(ours, x)
+    rekindle.apply(ours, everything_away(trace))
+
+    def twice(m: nn.Module, x: torch.Tensor) -> None:
+        m(x).square().mean().backward()
+        (m(x) + m(2 * x)).square().mean().backward()
+
+    both((plain, ours, x), twice)
+    assert equal_gradients(plain, ours)
+
+
+def everything_away(trace: rekindle.Trace) -> rekindle.Plan:
+    """A plan that runs each op once and copies every value to the host in each of its gaps."""
+    graph = dataclasses.replace(trace.graph, link=rekindle.Link(1e9, 1e9))
+    plan = rekindle.plan(dataclasses.replace(trace, graph=graph), 1.0, solver="none")
+    memory = rekindle.simulate(graph, plan.schedule).memory[plan.schedule.array[:, 0] == 0]
+    copying = Copying(graph, plan.schedule, memory)
+    schedule = copying.within(copying.least_room, float("inf"))
+    assert schedule is not None
+    return dataclasses.replace(plan, schedule=schedule, graph=graph, asked=None)

@@ -236,10 +236,16 @@ class Away:
         self._block: torch.Tensor | None = None
         self._pool: HostPool | None = None
 
-    def send(self, value: int, offset: int, again: bool, *tensors: torch.Tensor) -> None:
-        """Begin to copy the storage of these tensors to the host, to this offset of the step's block. again : another backward
-        may need what the host has there now, so the value stays."""
+    def send(self, value: int, offset: int, again: bool, *tensors: Any) -> None:
+        """Begin to copy the storage of these tensors to the host, to this offset of the step's block.
+
+        again : another backward may need what the host has there now, so the value stays. So does a gradient that is a sum of
+        parts, of which the program may have the parts alone, or nothing.
+        """
         t = tensors[0]
+        if not isinstance(t, torch.Tensor):
+            self._copies[value] = _Copy(None, False, [], 0, torch.device("cpu"), tensors)
+            return
         size = t.untyped_storage().nbytes()
         parts = [(x.dtype, x.shape, x.stride(), int(x.storage_offset())) for x in tensors]
         copy = self._copies[value] = _Copy(None, is_fake(t), parts, size, t.device, tensors)
@@ -267,7 +273,7 @@ class Away:
         if copy.there is not None:  # an earlier backward was left unfinished
             copy.there.synchronize()
         elif len(copy.device):  # it stayed
-            return [t.clone() if again else t for t in copy.device]
+            return [t.clone() if again and isinstance(t, torch.Tensor) else t for t in copy.device]
         whole = torch.empty(copy.size, dtype=torch.uint8, device=copy.where)
         if copy.host is not None:
             assert copy.left is not None

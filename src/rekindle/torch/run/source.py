@@ -254,12 +254,12 @@ class Source:
         if isinstance(s, Free):
             self._gone(s.value)
             self._delete(s.value)
-        elif not names:
-            pass
         elif isinstance(s, Offload):
-            self.lines.append(f"    away.send({s.value}, {next(self._offsets)}, {self._again}, {', '.join(names)})")
-            self._copying.add(s.value)
-        else:
+            offset = next(self._offsets)
+            if names:
+                self.lines.append(f"    away.send({s.value}, {offset}, {self._again}, {', '.join(names)})")
+                self._copying.add(s.value)
+        elif names:
             self.lines.append(f"    {', '.join(names)}, = away.fetch({s.value}, {self._again})")
             self._coming.add(s.value)
 
