@@ -82,8 +82,8 @@ def _retry(problem: Problem, best: Schedule | None) -> Iterator[Schedule]:
 
 
 def _other_weights(problem: Problem, *units: str) -> list[np.ndarray]:
-    """The costs of ops in `units`, where some ops cost nothing in the problem's own unit and time is left."""
-    free = problem.weights[problem.graph.weights("unit") > 0] == 0
+    """The costs of ops in `units`, where some ops that may run again cost nothing in the problem's unit and time is left."""
+    free = problem.weights[(problem.graph.weights("unit") > 0) & problem.graph.arrays.recompute] == 0
     if problem.time_left <= 0 or not free.any():
         return []
     return [w for w in map(problem.graph.weights, units) if w.any() and not np.array_equal(w, problem.weights)]
