@@ -234,27 +234,30 @@ class Stretches:
 
     def _below_seeds(self, problem: Problem, down: list[Entry], low: float, high: float) -> list[Entry]:
         """The entries of a stretch where seeds are rare. down : of the way down; how low they go does not depend on timings,
-        only their costs do."""
+        only their costs do. With effort "thorough" other searches may go lower."""
         least = max(low, min(float(down[-1].peak), high))
         high = max(high, LOWEST_WIDTH * least)
         more = [e for e in way_down.evicted(problem, least, high) if e.peak >= least]
         known = pareto([*down, *more, *(e for e in self.seeds if e.peak <= high)])
+        lowest = least
         if problem.effort == "thorough":
             known = pareto([*known, *(e for e in self._anew(problem, least, high) if e.peak >= low)])
-            least = min(least, float(known[-1].peak))
+            least, lowest = min(least, float(known[-1].peak)), low
         found = way_down.cheaper(problem, known, high) + self.focus.look(problem, least, high, known)
-        return pareto(known + [e for e in found if e.peak >= least])
+        return pareto(known + [e for e in found if e.peak >= lowest])
 
     def _anew(self, problem: Problem, low: float, high: float) -> list[Entry]:
         """The entries of searches that begin anew. Each group of them is polished apart: joined with the rest, it would take
-        its place and its effort."""
+        its place and its effort. Once more by random numbers of its own, since all begin at the seeds of the curve too."""
         found: list[Entry] = []
-        for sources, longer in anew.groups(problem, low, high):
+        for k, sources in enumerate(anew.groups(problem, low, high)):
             seeds: list[Entry] = []
             with problem.interruptible():
                 seeds += proposals.all_of(problem, sources)
             least = min([low, *(float(e.peak) for e in seeds)])
-            found += self.focus.polished(problem, seeds + self.seeds, least, high, longer)
+            for other in (0, 1 + k):
+                by_chance = replace(problem, seed=problem.seed + other)
+                found += self.focus.polished(by_chance, seeds + self.seeds, least, high, 1.0)
         return pareto(found)
 
     def _press(self, problem: Problem, near: list[Entry]) -> list[Entry]:
