@@ -96,8 +96,21 @@ def test_a_later_pass_of_the_way_down_loses_no_smaller_sequence(graph: Graph) ->
     down, least = way_down.WayDown(problem), []
     for passes in range(6):
         down.descend(problem, passes)
-        least.append(min(e.peak for e in down.entries(problem)))
+        least.append(min(entry(graph, problem.weights, runs).peak for runs in down.sequences))
     assert least == sorted(least, reverse=True)
+
+
+@examples(25)
+@given(graph=families)
+def test_what_passes_of_the_way_down_reach_does_not_depend_on_who_asked_before(graph: Graph) -> None:
+    """One way down serves all efforts: "normal" ends in the middle of the one that "thorough" has gone."""
+    found = []
+    for before in ((), ("thorough",), ("quick", "thorough")):
+        recent.forget()
+        problems = [Problem(graph, graph.weights(), effort=effort) for effort in (*before, "normal")]
+        reached = [[*map(way_down.reached, (p, p), (way_down.EASY_PASSES, None))] for p in problems]
+        found.append([[runs.tolist() for runs in r.sequences] for r in reached[-1]])
+    assert found[0] == found[1] == found[2]
 
 
 def test_the_least_plan_is_as_small_whatever_ops_take() -> None:

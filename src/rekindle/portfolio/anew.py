@@ -22,7 +22,6 @@ from .proposals import FEW_OPS, Source, proposed
 
 # Which searches begin anew. `BY_FLOPS` was measured (see above); the other numbers are guesses.
 BEAMS_MOST_OPS = 400  # on larger graphs no beams are asked for several peaks
-BEAMS_TIMES = 3  # their results are polished by so many times the changes of a sweep
 BEAM_MOST_STATES = 100  # states that a beam keeps
 BEAM_MOST_STATES_OPS2 = 5_000_000  # the most that states times ops squared (the time of a beam) may be
 BEAM_WAYS = tuple(  # (soft share, price, window) of each beam that is asked for several peaks; see `beam.BeamWay`
@@ -32,9 +31,8 @@ BY_FLOPS = ("hierarchical", "storages")  # asked by FLOPs too, where the problem
 PEAK_SHARES = (0.0, 0.03, 0.08, 0.15, 0.3)  # where the peaks lie, from the lower end of the stretch (0) to its upper
 
 
-def groups(problem: Problem, low: float, high: float) -> list[tuple[list[Source], int]]:
-    """The searches to ask between two peaks (bytes without the resident ones), in groups whose results are polished apart;
-    with each group, in how many times the changes of a sweep."""
+def groups(problem: Problem, low: float, high: float) -> list[list[Source]]:
+    """The searches to ask between two peaks (bytes without the resident ones), in groups whose results are polished apart."""
     g = problem.graph
     peaks = [int(low * (high / low) ** share) for share in PEAK_SHARES]
     smallest = replace(problem, limit=None, max_overhead=None)
@@ -45,13 +43,13 @@ def groups(problem: Problem, low: float, high: float) -> list[tuple[list[Source]
             partial(proposed, smallest, "beam"),
             *(partial(proposed, smallest.within(peak), "dtr") for peak in peaks),
         ]
-    found = [(solvers, 1)]
+    found = [solvers]
     flops = g.weights("flops")
     if flops.any() and not np.array_equal(flops, problem.weights):
         whole = replace(smallest, whole=True)
-        found.append(([partial(proposed, whole, name, flops) for name in BY_FLOPS], 1))
+        found.append([partial(proposed, whole, name, flops) for name in BY_FLOPS])
     if len(g.ops) <= BEAMS_MOST_OPS and not fits(g):
-        found.append(([partial(_walked, problem, peak) for peak in peaks], BEAMS_TIMES))
+        found.append([partial(_walked, problem, peak) for peak in peaks])
     return found
 
 

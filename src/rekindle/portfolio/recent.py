@@ -11,8 +11,9 @@ import numpy as np
 from ..problem import Problem
 
 T = TypeVar("T")
-CURVES_MOST = 4  # a guess
+KEPT_MOST = 4  # of each kind; a guess
 _curves: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+_ways_down: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
 
 
 def curve(problem: Problem, find: Callable[[], T]) -> T:
@@ -20,18 +21,33 @@ def curve(problem: Problem, find: Callable[[], T]) -> T:
 
     find : makes the curve; one that a deadline cut short is not kept.
     """
-    g = problem.graph
-    costs = [a.tobytes() for a in (problem.weights, g.weights("seconds"), g.arrays.workspace)]
-    key = (g.hash, *costs, problem.seed, problem.effort, problem.work)
+    key = (*_key(problem, problem.weights, problem.graph.weights("seconds")), problem.effort, problem.work)
     if key in _curves:
         _curves.move_to_end(key)
         found: T = _curves[key]
         return found
-    found = find()
+    return _keep(_curves, key, problem, find())
+
+
+def way_down(problem: Problem, go: Callable[[T | None], T]) -> T:
+    """The way down of the problem's graph, gone further: the same one for all weights and efforts.
+
+    go : goes on from what is kept, or from the beginning; a way that a deadline cut short is not kept.
+    """
+    key = _key(problem, problem.graph.weights("flops"))
+    return _keep(_ways_down, key, problem, go(_ways_down.pop(key, None)))
+
+
+def _key(problem: Problem, *costs: np.ndarray) -> tuple[Any, ...]:
+    g = problem.graph
+    return (g.hash, *(a.tobytes() for a in (*costs, g.arrays.workspace)), problem.seed)
+
+
+def _keep(kept: OrderedDict[tuple[Any, ...], Any], key: tuple[Any, ...], problem: Problem, found: T) -> T:
     if problem.time_left > 0:
-        _curves[key] = found
-        while len(_curves) > CURVES_MOST:
-            _curves.popitem(last=False)
+        kept[key] = found
+        while len(kept) > KEPT_MOST:
+            kept.popitem(last=False)
     return found
 
 
@@ -41,5 +57,6 @@ def known_runs(graph_hash: str) -> list[np.ndarray]:
 
 
 def forget() -> None:
-    """Keep no curve."""
+    """Keep no curve, and no way down."""
     _curves.clear()
+    _ways_down.clear()

@@ -46,8 +46,8 @@ PRESS_CHANGES = 15_000  # for each entry that is pressed
 # Upper end of the lowest stretch, as a multiple of the smallest seed's peak: the smallest seeds cost far more than those a
 # little larger. The second is of effort "thorough".
 LOWEST_WIDTH, LOWEST_WIDTH_THOROUGH = 1.1, 1.35
-EASY_PASSES = 3  # passes of the way down that serve the upper part of the lowest stretch
-EASY_ROOM = 1.07  # lower end of that part, as a multiple of the least peak that these passes reach
+# Lower end of the upper part of the lowest stretch, as a multiple of the least peak that the way down reaches in few passes.
+EASY_ROOM = 1.07
 EASY_WIDTH = 0.9  # share of the lowest stretch's upper end; where that part would begin higher, the stretch stays whole
 # Of the plain step's cost: a stretch whose seeds are certified to lie so close to the least cost is not looked at.
 ENOUGH_SHARE = 1e-3
@@ -70,7 +70,6 @@ class Stretches:
     pressed : what pressing gave, by the peak and the extra cost of the entry that was pressed.
     divided : whether it was looked at where to divide the lowest stretch.
     easy : entries of the way down after few passes, where the lowest stretch was divided.
-    down : the way down so far.
     """
 
     seeds: list[Entry]
@@ -80,7 +79,6 @@ class Stretches:
     pressed: dict[tuple[float, float], list[Entry]] = field(default_factory=dict)
     divided: bool = False
     easy: list[Entry] = field(default_factory=list)
-    down: way_down.WayDown | None = None
 
     @property
     def everything(self) -> list[Entry]:
@@ -188,12 +186,11 @@ class Stretches:
         """Divide the lowest stretch, once: where depends on no goal, so the order of goals does not matter."""
         if self.divided:
             return
-        self.down = down = way_down.WayDown(problem)
-        down.descend(problem, EASY_PASSES)
+        down = way_down.reached(problem, way_down.EASY_PASSES)
         if problem.time_left <= 0:
             return
         self.divided = True
-        end = EASY_ROOM * float(down.polish.archive.least)
+        end = EASY_ROOM * down.least
         if end <= EASY_WIDTH * self.cells[1]:
             self.easy = down.entries(problem)
             self.cells.insert(1, end)
@@ -226,10 +223,7 @@ class Stretches:
     def _found_at(self, problem: Problem, k: int) -> list[Entry]:
         low, high = self.cells[k], self.cells[k + 1]
         if k == 0:
-            down = self.down or way_down.WayDown(problem)
-            down.descend(problem)
-            self.down = down if problem.time_left > 0 else None  # a pass that was cut short is no base for another goal
-            return self._below_seeds(problem, down.entries(problem), 0.0, high)
+            return self._below_seeds(problem, way_down.reached(problem).entries(problem), 0.0, high)
         if k == 1 and self.easy:
             return self._below_seeds(problem, self.easy, low, high)
         worst = _cheapest(self.seeds, low)
@@ -240,27 +234,30 @@ class Stretches:
 
     def _below_seeds(self, problem: Problem, down: list[Entry], low: float, high: float) -> list[Entry]:
         """The entries of a stretch where seeds are rare. down : of the way down; how low they go does not depend on timings,
-        only their costs do."""
+        only their costs do. With effort "thorough" other searches may go lower."""
         least = max(low, min(float(down[-1].peak), high))
         high = max(high, LOWEST_WIDTH * least)
         more = [e for e in way_down.evicted(problem, least, high) if e.peak >= least]
         known = pareto([*down, *more, *(e for e in self.seeds if e.peak <= high)])
+        lowest = least
         if problem.effort == "thorough":
             known = pareto([*known, *(e for e in self._anew(problem, least, high) if e.peak >= low)])
-            least = min(least, float(known[-1].peak))
+            least, lowest = min(least, float(known[-1].peak)), low
         found = way_down.cheaper(problem, known, high) + self.focus.look(problem, least, high, known)
-        return pareto(known + [e for e in found if e.peak >= least])
+        return pareto(known + [e for e in found if e.peak >= lowest])
 
     def _anew(self, problem: Problem, low: float, high: float) -> list[Entry]:
         """The entries of searches that begin anew. Each group of them is polished apart: joined with the rest, it would take
-        its place and its effort."""
+        its place and its effort. Once more by random numbers of its own, since all begin at the seeds of the curve too."""
         found: list[Entry] = []
-        for sources, longer in anew.groups(problem, low, high):
+        for k, sources in enumerate(anew.groups(problem, low, high)):
             seeds: list[Entry] = []
             with problem.interruptible():
                 seeds += proposals.all_of(problem, sources)
             least = min([low, *(float(e.peak) for e in seeds)])
-            found += self.focus.polished(problem, seeds + self.seeds, least, high, longer)
+            for other in (0, 1 + k):
+                by_chance = replace(problem, seed=problem.seed + other)
+                found += self.focus.polished(by_chance, seeds + self.seeds, least, high, 1.0)
         return pareto(found)
 
     def _press(self, problem: Problem, near: list[Entry]) -> list[Entry]:

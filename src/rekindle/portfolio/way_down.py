@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from ..problem import Problem
 from ..solvers.rotor import entries
 from ..structure.archive import Archive, Entry, entry, pareto, within_peak
 from ..structure.reduced import Reduced
-from . import proposals
+from . import proposals, recent
 from .anneal import Polish
 from .on_reduced import over_whole_graph
 from .running import in_threads
@@ -36,6 +37,8 @@ NEGLIGIBLE_SHARE = 1e-4
 # of 0.02 and less ended 10 % higher; on a GPT the cool ones gained most.
 AIMS = ((0.95, 0.1), (0.97, 0.005), (0.98, 0.02), (0.9, 0.1))
 PASSES = {"quick": 2, "normal": 8, "thorough": 12}  # each from the smallest sequence found before; guesses
+EASY_PASSES = 3  # which reach the upper part of the lowest stretch (see `stretches`); a guess
+STOPS = (EASY_PASSES, *PASSES.values())  # numbers of passes after which what they reached is asked for
 # Passes that gain nothing end the search. Measured on a small ResNet: five such passes came before ones that led from 198.0 to
 # 192.6 MB, each a third of a second of processor time.
 IDLE_PASSES = 6
@@ -57,6 +60,29 @@ def structural_weights(graph: Graph) -> np.ndarray:
     return graph.weights("flops") / FLOP_PER_S + moved / BYTES_PER_S
 
 
+class Reached(NamedTuple):
+    """What some passes of the way down reached. least : the least peak, small values left out."""
+
+    sequences: list[np.ndarray]
+    least: float
+
+    def entries(self, problem: Problem) -> list[Entry]:
+        """The entries of the sequences, with costs in the unit of the problem."""
+        return pareto([entry(problem.graph, problem.weights, runs) for runs in self.sequences])
+
+
+def reached(problem: Problem, most_passes: int | None = None) -> Reached:
+    """What so many passes reach, or all of the problem's effort; searches by other costs and with other efforts share them."""
+    passes = min(PASSES[problem.effort], most_passes or max(STOPS))
+
+    def go(before: WayDown | None) -> WayDown:
+        down = before or WayDown(problem)
+        down.descend(problem, passes)
+        return down
+
+    return recent.way_down(problem, go).reached(passes)
+
+
 class WayDown:
     """The way down of one graph, as far as it was gone: the same sequences of runs however the graph's ops were timed."""
 
@@ -73,21 +99,24 @@ class WayDown:
         # The archive keeps the cheapest of almost equal peaks, so that a later pass may replace the smallest one.
         self._smallest = self._start()
         self.passes = self.idle_passes = 0
+        self._stops: dict[int, Reached] = {}
 
     def descend(self, problem: Problem, most_passes: int | None = None) -> None:
-        """Go on, up to so many passes in all; None: to the end.
+        """Go on, up to so many passes in all; None: as many as the problem's effort asks for.
 
         A pass is a few chains, each from the smallest sequence found so far. problem : tells how much time is left.
         """
         archive, floor = self.polish.archive, _floor(self.problem)
-        last = PASSES[self.problem.effort]
+        last = PASSES[problem.effort] if most_passes is None else most_passes
         if not len(self.polish.reduced.ops) or not len(self.polish.reduced.values):
             return
         with problem.interruptible():
-            while self.passes < min(last, last if most_passes is None else most_passes):
+            while self.passes < last:
                 least = archive.least
                 if least <= floor or self.idle_passes >= IDLE_PASSES or problem.time_left <= 0:
                     return
+                if self.passes in STOPS:
+                    self._stops[self.passes] = self.reached(self.passes)
                 self._pass(problem)
                 self.passes += 1
                 self.idle_passes = 0 if archive.least < least * (1 - GAIN_SHARE) else self.idle_passes + 1
@@ -125,9 +154,9 @@ class WayDown:
         smallest = over_whole_graph(self.problem, self.polish.reduced, [self._smallest])
         return [e.runs for e in [*self.seeds, *self.evicted, *self.polish.entries(), *smallest]]
 
-    def entries(self, problem: Problem) -> list[Entry]:
-        """Their entries, with costs in the unit of the problem."""
-        return pareto([entry(problem.graph, problem.weights, runs) for runs in self.sequences])
+    def reached(self, passes: int) -> Reached:
+        """What so many passes, one of `STOPS`, reached."""
+        return self._stops.get(passes) or Reached(self.sequences, float(self.polish.archive.least))
 
 
 def _by_peak(e: Entry) -> tuple[float, float]:
