@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import rekindle
 from branching import ONES, PADDED, Linear, Masked, gradients, masked, ops
+from marks import sweep
 from rekindle.errors import PlanMismatch, TraceError
 from rekindle.torch.capture import capture
 from rekindle.torch.measure.as_before import same
@@ -222,6 +223,7 @@ def row_by_row(h: Tensor, x: Tensor, mask: Tensor) -> Tensor:
     return h.square().mean()
 
 
+@sweep
 def test_plans_for_other_values_are_not_made_without_end() -> None:
     model, x = Linear(row_by_row), torch.randn(2, 4, 4)
     masks = [torch.tensor([[k >> i & 1] for i in range(4)]) for k in range(12)]

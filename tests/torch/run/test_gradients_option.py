@@ -201,7 +201,7 @@ class Reads(nn.Module):
         return self.parts[1](x) if x.sum() > -1e9 else x
 
 
-@pytest.mark.parametrize("gradients", WAYS)
+@pytest.mark.parametrize("gradients", every(3, WAYS))
 def test_parts(gradients: str) -> None:
     model, x = Reads(), torch.rand(512, 96)
     rekindle.checkpoint(model, x, "5MiB", gradients=gradients, progress=False)

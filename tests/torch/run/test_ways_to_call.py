@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 import rekindle
 from changing_net import Config, Net, equal, pair, plans, silent, step
+from marks import sweep
 from rekindle import RekindleWarning
 
 
@@ -128,6 +129,7 @@ def test_later_plans_are_made_as_the_first(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 # -- other people's wrappers -----------------------------------------------------------------------------------------------
+@sweep
 def test_a_wrapped_forward_is_not_traced_in_circles() -> None:
     """As Accelerate does under mixed precision."""
     plain, planned, x = pair()

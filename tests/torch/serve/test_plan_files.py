@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import rekindle
+from marks import every
 
 
 class Net(nn.Module):
@@ -57,13 +58,16 @@ def equal(plain: nn.Module, planned: nn.Module, x: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize(
     "how",
-    [
-        {"loss": "all"},
-        {"loss": "all", "must_save": ["a"]},
-        {"loss": "all", "optimizer": Custom},
-        {"loss": "all", "optimizer": with_momentum},
-        {"loss": "all", "optimizer": "adamw"},
-    ],
+    every(
+        3,
+        [
+            {"loss": "all"},
+            {"loss": "all", "must_save": ["a"]},
+            {"loss": "all", "optimizer": Custom},
+            {"loss": "all", "optimizer": with_momentum},
+            {"loss": "all", "optimizer": "adamw"},
+        ],
+    ),
     ids=["loss", "must_save", "a class", "options", "a name"],
 )
 def test_what_the_step_was_captured_with(tmp_path: Path, how: dict[str, Any]) -> None:
@@ -178,7 +182,7 @@ class HooksItself(SetsAState):
 
 
 @pytest.mark.parametrize("kind", [SetsAState, HooksItself])
-@pytest.mark.parametrize("on_new_shape", ["plan", "error"])
+@pytest.mark.parametrize("on_new_shape", every(2, ["plan", "error"]))
 def test_a_plan_for_the_calls_after_the_first_waits_for_those(
     tmp_path: Path, on_new_shape: str, kind: type[SetsAState]
 ) -> None:
