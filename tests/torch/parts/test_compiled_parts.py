@@ -234,6 +234,7 @@ def test_a_second_start_measures_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     assert plans[0].parts == plans[1].parts
 
 
+@sweep
 def test_a_second_start_runs_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path))
     steps: list[str] = []
