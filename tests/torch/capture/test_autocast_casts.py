@@ -99,6 +99,7 @@ def test_a_leaf_is_another_input_than_a_result(sample_is_leaf: bool) -> None:
     assert len([*model.dec.forward.bounds]) == 2  # one for each
 
 
+@sweep
 def test_without_autocast_they_are_one() -> None:
     model, x = Cross(), torch.randn(2, 8, 16)
     rekindle.checkpoint(model, (x, x.clone().requires_grad_()), **LEAST)
@@ -159,6 +160,7 @@ class Lora(nn.Module):
         return self.down(F.gelu(up))
 
 
+@sweep
 def test_parts_know_whether_their_inputs_are_leaves() -> None:
     torch.manual_seed(0)
     model, x = Reads(), torch.randn(8, 16)
@@ -205,6 +207,7 @@ class Experts(nn.Module):
         return out
 
 
+@sweep
 def test_marks_around_open_parts_leave_the_order_of_additions() -> None:
     torch.manual_seed(0)
     model, x = Routed(), torch.randn(32, 16)

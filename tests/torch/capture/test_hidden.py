@@ -97,6 +97,7 @@ def test_unseen_statistics_that_the_graph_does_not_show(cudnn: Any, how: str) ->
         assert rekindle.verify(model, x, plan).differences == []
 
 
+@sweep
 def test_a_model_that_cannot_be_traced_with_such_a_kernel_is_traced_without(
     cudnn: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

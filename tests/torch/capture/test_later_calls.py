@@ -192,6 +192,7 @@ def test_a_hook_that_is_there_before_planning_is_named() -> None:
         rekindle.checkpoint(model, torch.randn(5, 4), minimize="memory", solver="storages")
 
 
+@sweep
 def test_a_forward_that_was_given_back_may_take_over_again() -> None:
     _, planned, x = pair()
     forward = planned.forward

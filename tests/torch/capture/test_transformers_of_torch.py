@@ -102,12 +102,14 @@ def pairs(seed: int) -> tuple[Tensor, Tensor]:
     return torch.rand(2, 4, WIDTH, generator=g), torch.rand(2, LENGTH, WIDTH, generator=g)
 
 
+@sweep
 def test_a_transformer_with_a_mask_made_in_forward() -> None:
     torch.manual_seed(0)
     planned, eager = planned_and_eager(Translates(), pairs(0))
     assert_same_steps(planned, eager, pairs)
 
 
+@sweep
 def test_another_mask_as_argument_has_another_plan() -> None:
     torch.manual_seed(0)
     open_mask = torch.zeros(LENGTH, LENGTH)

@@ -250,6 +250,7 @@ def test_parts_that_share_a_parameter() -> None:
     assert same(trained(stepping(planned, in_place), x), expected)
 
 
+@sweep
 def test_parts_with_parameters_of_one_memory() -> None:
     """The last part's gradient comes first; then the first part runs again, and reads that memory."""
 

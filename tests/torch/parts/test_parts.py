@@ -415,6 +415,7 @@ def test_layers_left_out_that_equal_others_need_no_more_forwards(monkeypatch: py
     assert f"model.decoder.layers.{[len(c.keys) for c in layers].index(0)}.self_attn" in found
 
 
+@sweep
 def test_a_shape_that_is_an_error() -> None:
     model, sample = routed()
     planned(model, sample, minimize="memory", on_new_shape="error")
@@ -423,6 +424,7 @@ def test_a_shape_that_is_an_error() -> None:
         model(words(2, 48))
 
 
+@sweep
 def test_on_fake_tensors() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 

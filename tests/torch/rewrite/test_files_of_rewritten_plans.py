@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import rekindle
-from marks import every
+from marks import every, sweep
 from plan_documents import junk, places
 from rekindle.errors import FormatError, ParityError, PlanMismatch
 from rekindle.model.plan import Plan
@@ -171,6 +171,7 @@ def test_a_file_that_rewrites_another_step_is_refused(net: str, path: tuple[Any,
     assert same(step(rekindle.restore(model), sample), step(eager, sample))
 
 
+@sweep
 @examples(120)
 @given(st.data(), st.sampled_from(sorted(NETS)), st.sampled_from(("bitwise", "close")))
 def test_no_damage_is_half_used(data: st.DataObject, net: str, parity: str) -> None:

@@ -16,7 +16,7 @@ from torch.autograd import functional, grad
 from torch.nn.utils import spectral_norm
 
 import rekindle
-from marks import few
+from marks import few, sweep
 from rekindle import RekindleError, RekindleWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore:a backward with create_graph:rekindle.RekindleWarning")
@@ -152,6 +152,7 @@ def test_hessians_and_products() -> None:
         assert torch.equal(f(plain), f(planned))
 
 
+@sweep
 def test_parts_are_differentiated_too() -> None:
     torch.manual_seed(0)
     plain, x = nn.Sequential(mlp(), nn.Linear(1, 8), mlp()), torch.randn(16, 8, requires_grad=True)

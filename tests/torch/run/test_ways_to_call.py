@@ -99,6 +99,7 @@ def test_a_batch_beyond_the_budget_runs_with_least_memory_and_a_word() -> None:
         assert equal(plain, planned, more)
 
 
+@sweep
 def test_later_plans_are_made_as_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     from rekindle import api
 

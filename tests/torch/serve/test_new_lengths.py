@@ -254,6 +254,7 @@ def test_the_hint_comes_once() -> None:
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------------
+@sweep
 def test_plans_that_made_room_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bound_plans, "SETTINGS", PLANS)
     _, planned = pair(

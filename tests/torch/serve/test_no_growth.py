@@ -165,6 +165,7 @@ def test_steps_hold_no_more() -> None:
     check(steps, MANY_STEPS)
 
 
+@sweep
 def test_steps_allocate_no_blocks_that_stay() -> None:
     """Blocks of memory are those of strings and numbers too. Caches of Python and torch settle over hundreds of steps."""
     with nothing_kept_by_pytest():

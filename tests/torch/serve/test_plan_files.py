@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import rekindle
-from marks import every
+from marks import every, sweep
 
 
 class Net(nn.Module):
@@ -231,6 +231,7 @@ class Ends(nn.Module):
         return loss * (2.0 if loss.item() > 1e9 else 1.0)
 
 
+@sweep
 def test_a_part_that_is_given_a_view_is_bound_from_a_file(tmp_path: Path) -> None:
     model, other = Ends(), Ends()
     x = torch.rand(8, 22, 16)

@@ -162,6 +162,7 @@ def test_hooks_on_all_modules_are_called() -> None:
     assert equal(plain, planned, x)
 
 
+@sweep
 def test_keywords_that_forward_takes_in_order() -> None:
     plain, planned, x = twins()
     y, z = torch.randn(4, 8), torch.randn(4, 8)
@@ -180,6 +181,7 @@ def test_what_a_mapping_carries_beside_its_entries() -> None:
     assert equal(plain, planned, batch(x, 2.0))
 
 
+@sweep
 def test_autocast_without_its_cache() -> None:
     plain, planned, x = twins()
     for cached in (True, False, True):

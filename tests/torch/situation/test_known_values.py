@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 import rekindle
 from branching import Linear, ops
-from marks import every
+from marks import every, sweep
 from rekindle.errors import TraceError
 from rekindle.torch.capture import known_values
 from rekindle.torch.capture.known_values import KnownValues
@@ -192,6 +192,7 @@ class Scaled(nn.Module):
         return h.sum() if bool((torch.arange(1, 4) * self.scale > 1).any()) else 2 * h.sum()
 
 
+@sweep
 def test_values_that_depend_on_a_changing_number_are_not_constants() -> None:
     torch.manual_seed(0)
     planned, eager = planned_and_eager(Scaled(), torch.randn(3, 4))

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import rekindle
-from marks import every
+from marks import every, sweep
 from rekindle.torch.measure.as_before import as_before, same
 from rekindle.torch.situation import tensor_state
 from rekindle.torch.situation.tensor_state import fingerprint
@@ -285,6 +285,7 @@ def test_a_forward_that_changes_its_model(drawn: tuple[Model, bool]) -> None:
     as_it_was(model, reallocates, run)
 
 
+@sweep
 def test_each_change_by_itself() -> None:
     alone = [(k, name) for k in OF_TENSORS for name in TENSORS]
     for change in [*alone, *OTHERS]:
@@ -524,6 +525,7 @@ class Momentum(nn.Module):
         return q * self.target(x)
 
 
+@sweep
 def test_the_part_that_is_left_is_planned() -> None:
     torch.manual_seed(0)
     model = Momentum()
@@ -531,6 +533,7 @@ def test_the_part_that_is_left_is_planned() -> None:
     assert type(model.online.forward).__name__ == "PartForward"
 
 
+@sweep
 def test_observers_that_resize_their_buffers_at_the_first_call() -> None:
     quantization = pytest.importorskip("torch.ao.quantization")
     torch.manual_seed(0)

@@ -52,6 +52,7 @@ def test_a_planned_module_takes_its_plan_along(travel: Callable[[nn.Module], nn.
     assert "forward" not in arrived.__dict__
 
 
+@sweep
 def test_one_that_has_run_and_come_back_goes_on() -> None:
     model = Net()
     twin = copy.deepcopy(model)
@@ -72,6 +73,7 @@ class Inside(nn.Module):
         return self.net(x).sum() + self.also(x).sum()
 
 
+@sweep
 def test_a_planned_submodule_travels_with_the_module_around_it() -> None:
     model = Inside()
     twin = copy.deepcopy(model)
