@@ -227,6 +227,7 @@ class Moved(nn.Module):
         return x + self.by
 
 
+@sweep
 def test_a_later_input_of_inference_mode_runs_plain_with_a_word() -> None:
     plain, planned, x = pair()
     with torch.inference_mode():

@@ -133,6 +133,7 @@ def test_gradients_of_inputs_that_two_calls_share() -> None:
     assert torch.equal(*found)
 
 
+@sweep
 def test_two_planned_modules_that_share_a_weight() -> None:
     torch.manual_seed(0)
     x = tokens()

@@ -79,7 +79,7 @@ sizes = st.builds(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", every(2, CASES))
+@pytest.mark.parametrize("name", every(3, CASES))
 @examples(60)
 @given(sizes)
 def test_slices_together_are_the_whole(name: str, sizes: Sizes) -> None:

@@ -138,6 +138,7 @@ def test_a_later_call_that_draws_is_not_cut_by_torchs_budget() -> None:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
 
 
+@sweep
 def test_a_plan_in_stages_outlives_a_failure_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planning.Dividing.plan
 

@@ -365,6 +365,7 @@ def test_other_shapes_and_modes() -> None:
         assert torch.equal(model.eval()(*longer), twin.eval()(*longer))
 
 
+@sweep
 def test_larger_inputs_than_the_budget_was_divided_for_are_told(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, sample = routed(layers=1)

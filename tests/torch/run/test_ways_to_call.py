@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 import rekindle
 from changing_net import Config, Net, equal, pair, plans, silent, step
-from marks import sweep
+from marks import every, sweep
 from rekindle import RekindleWarning
 
 
@@ -215,7 +215,7 @@ def mutable(run: Callable[[], torch.Tensor]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("around", "words"), [(selective, "selective"), (mutable, r"allow_mutation_on_saved_tensors\(\)")]
+    ("around", "words"), every(2, [(selective, "selective"), (mutable, r"allow_mutation_on_saved_tensors\(\)")])
 )
 def test_what_keeps_results_of_ops_runs_plain_with_a_word(around: Any, words: str) -> None:
     plain, planned, x = pair()
