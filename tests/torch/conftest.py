@@ -1,4 +1,5 @@
-"""Certificates of plans are searched for briefly here: each would take up to a second, and few of these tests look at them."""
+"""Certificates of plans are quick relaxations here: a search for each would take up to a second, and few of these tests look at
+them."""
 
 from __future__ import annotations
 
@@ -10,14 +11,14 @@ import pytest
 
 from rekindle.planning import certify
 
-BRIEF = replace(certify.SETTINGS, thorough_s=0.02, brief_s=0.01, longer_sets=2_000)
+QUICK = replace(certify.SETTINGS, thorough_s=0.0, brief_s=0.0, longer_sets=2_000)
 
 
 @pytest.fixture(autouse=True)
-def brief_certificates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_certificates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sweep tests, and modules that set `WHOLE_CERTIFICATES`, keep the usual settings."""
     if request.node.get_closest_marker("sweep") is None and not hasattr(request.module, "WHOLE_CERTIFICATES"):
-        monkeypatch.setattr(certify, "SETTINGS", BRIEF)
+        monkeypatch.setattr(certify, "SETTINGS", QUICK)
 
 
 @pytest.fixture

@@ -50,6 +50,7 @@ def alexnet() -> dict[str, dict[str, Any]]:
     return {r["method"]: r for r in rows("seeds", ["alexnet"], ["plain", "none", "every", "auto@8%", "auto=ogc"])}
 
 
+@sweep
 def test_nothing_stays_frozen() -> None:
     """A captured graph is kept from the garbage collector while its rows are measured, also where nobody asks for the last."""
     gc.unfreeze()  # what the tests themselves have frozen

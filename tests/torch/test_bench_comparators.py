@@ -18,7 +18,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from zoo_suites import fused_dropout
 
-from marks import every
+from marks import every, sweep
 from rekindle import api
 from rekindle.bench.comparators import NotApplicable
 from rekindle.bench.suites import SUITES
@@ -258,6 +258,7 @@ def test_what_works_in_place_begins_no_segment() -> None:
     assert _around([a, b], [block]) == []
 
 
+@sweep
 def test_the_command_of_the_repository_runs_them_in_its_processes_too(tmp_path: Path) -> None:
     """All else is `rekindle bench`: --json prints one document of rows."""
     asked = ["--suite", "smoke", "--models", "cnn,gpt", "--methods", "checkpoint-sequential", "--jobs", "2", "--json"]

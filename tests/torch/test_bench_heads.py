@@ -18,7 +18,7 @@ from small_copies import small
 from torch import nn
 from zoo_suites import zoo_case
 
-from marks import few
+from marks import few, sweep
 from rekindle import api, bench, zoo
 from rekindle.bench import row
 from rekindle.bench.cases import Case, difference
@@ -174,6 +174,7 @@ def test_a_step_that_differs_is_measured_as_such() -> None:
     assert all(a is p.grad for a, p in zip(held, case.model.parameters(), strict=True))
 
 
+@sweep
 @needs_chunks
 @needs_chunker
 def test_rows_of_a_model_without_its_logits(monkeypatch: pytest.MonkeyPatch) -> None:

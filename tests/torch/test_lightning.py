@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 
 from asked import searches
 from lightning_models import BATCH, CallsNet, Lit, data, fitted, quick, same_weights, trainer
-from marks import few
+from marks import every, few
 from rekindle.integrations.lightning import PlanCallback
 from scripts import printed_by
 from steps_compared import plans
@@ -101,7 +101,9 @@ def test_a_saved_plan_is_used_where_it_can_be(tmp_path: Path, capsys: Any, chang
     assert rekindle.load(file).schedule == before.schedule  # a damaged file is written again
 
 
-@pytest.mark.parametrize("options", [{"max_overhead": 0.1, "minimize": None}, {"seed": 3}, {"parts": "net.blocks.*"}])
+@pytest.mark.parametrize(
+    "options", every(3, [{"max_overhead": 0.1, "minimize": None}, {"seed": 3}, {"parts": "net.blocks.*"}])
+)
 def test_a_saved_plan_for_something_else_is_not_used(tmp_path: Path, options: dict[str, Any], capsys: Any) -> None:
     file = tmp_path / "plan.json"
     fitted(Lit(), trainer(tmp_path, quick(file=file), max_steps=1))
@@ -137,7 +139,7 @@ def test_the_optimizer_is_counted_in_a_byte_budget(tmp_path: Path) -> None:
     assert "not counted" not in callback.plan.sentence
 
 
-@pytest.mark.parametrize("sample", [torch.ones(8, 16), lambda batch: batch[0], {"x": torch.ones(8, 16)}])
+@pytest.mark.parametrize("sample", every(2, [torch.ones(8, 16), lambda batch: batch[0], {"x": torch.ones(8, 16)}]))
 def test_a_sample_may_be_given(tmp_path: Path, sample: Any) -> None:
     model = CallsNet()
     callback = quick(module="net", sample=sample, on_new_shape="error")

@@ -56,12 +56,16 @@ class _Companion:
 
 
 _companion: _Companion | None = None
+_all_there = False  # whether the disk held every kernel when it was last asked
 
 
 def start() -> None:
     """Compile in a second process the kernels that are not on disk yet; does nothing the second time."""
-    global _companion
-    if _companion is not None or not _useful() or not remaining():
+    global _companion, _all_there
+    if _companion is not None or _all_there or not _useful():
+        return
+    _all_there = not remaining()
+    if _all_there:
         return
     folder = Path(tempfile.mkdtemp(prefix="rekindle-kernels-"))
     try:

@@ -135,9 +135,10 @@ def auto(problem: Problem) -> Iterator[Schedule]:
         found = stretches_of(problem).answers(problem)
         if problem.effort == "thorough" and not problem.whole:  # never worse than with less effort
             normal = replace(problem, effort="normal")
-            found = pareto(found + stretches_of(normal).answers(normal))
+            less = stretches_of(normal).answers(normal)
+            found = pareto(found + less)
             if problem.limit is None and problem.max_overhead is None:
-                least = found[-1].peak * (1 + EQUAL_SHARE)
+                least = min(found[-1].peak * (1 + EQUAL_SHARE), less[-1].peak)
                 found = found[: 1 + next(i for i, e in enumerate(found) if e.peak <= least)]
     chosen = thin(choose(problem, found))
     yield from (Schedule.from_runs(problem.graph, e.runs, "auto") for e in chosen)

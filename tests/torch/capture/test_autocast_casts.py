@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import rekindle
+from marks import every, sweep
 from rekindle.torch.lowering.editing import Editor
 from rekindle.torch.measure.as_before import same
 
@@ -82,7 +83,7 @@ def step_of_two(x: torch.Tensor, leaf: bool) -> Callable[[Any], None]:
     return step
 
 
-@pytest.mark.parametrize("sample_is_leaf", [True, False])
+@pytest.mark.parametrize("sample_is_leaf", every(2, [True, False]))
 def test_a_leaf_is_another_input_than_a_result(sample_is_leaf: bool) -> None:
     torch.manual_seed(0)
     model, x = Two(), torch.randn(2, 8, 16)
@@ -98,6 +99,7 @@ def test_a_leaf_is_another_input_than_a_result(sample_is_leaf: bool) -> None:
     assert len([*model.dec.forward.bounds]) == 2  # one for each
 
 
+@sweep
 def test_without_autocast_they_are_one() -> None:
     model, x = Cross(), torch.randn(2, 8, 16)
     rekindle.checkpoint(model, (x, x.clone().requires_grad_()), **LEAST)
@@ -158,6 +160,7 @@ class Lora(nn.Module):
         return self.down(F.gelu(up))
 
 
+@sweep
 def test_parts_know_whether_their_inputs_are_leaves() -> None:
     torch.manual_seed(0)
     model, x = Reads(), torch.randn(8, 16)
@@ -204,6 +207,7 @@ class Experts(nn.Module):
         return out
 
 
+@sweep
 def test_marks_around_open_parts_leave_the_order_of_additions() -> None:
     torch.manual_seed(0)
     model, x = Routed(), torch.randn(32, 16)
@@ -295,7 +299,7 @@ WAYS = [separately, first_in_first_out, together, some_twice, accumulated_in_one
         of_some, without_cache]  # fmt: skip
 
 
-@pytest.mark.parametrize("goal", PLANS, ids=["saves all", "saves least"])
+@pytest.mark.parametrize("goal", every(2, PLANS), ids=["saves all", "saves least"])
 def test_calls_share_casts_as_eager_calls_do(goal: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model = Tied()
@@ -319,7 +323,10 @@ class EncoderDecoder(nn.Module):
         return mean(self.decoder(ids.flip(0), self.encoder(ids)))
 
 
-@pytest.mark.parametrize("order", [("encoder", "decoder"), ("decoder", "encoder"), ("decoder",), ("",)])
+@pytest.mark.parametrize(
+    "order",
+    [("encoder", "decoder"), *(pytest.param(o, marks=sweep) for o in (("decoder", "encoder"), ("decoder",), ("",)))],
+)
 def test_encoder_and_decoder_with_one_table(order: tuple[str, ...]) -> None:
     torch.manual_seed(0)
     model = EncoderDecoder().train()
@@ -348,7 +355,7 @@ class Repeats(nn.Module):
         return F.linear(h, self.table) + F.linear(h + 1, self.table)
 
 
-@pytest.mark.parametrize("goal", PLANS, ids=["saves all", "saves least"])
+@pytest.mark.parametrize("goal", every(2, PLANS), ids=["saves all", "saves least"])
 def test_calls_share_casts_that_several_ops_read(goal: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model = Repeats()

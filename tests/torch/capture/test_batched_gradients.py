@@ -13,6 +13,7 @@ from torch.autograd import grad
 from torch.autograd.functional import hessian, jacobian
 
 import rekindle
+from marks import every
 from rekindle import RekindleError
 
 pytestmark = pytest.mark.filterwarnings("ignore:a backward:rekindle.RekindleWarning")
@@ -69,7 +70,7 @@ def planned(model: nn.Module, sample: torch.Tensor) -> nn.Module:
     return rekindle.checkpoint(copy.deepcopy(model), sample, **LEAST)
 
 
-@pytest.mark.parametrize("ask", [batched, of_jacobian, of_hessian, by_vmap])
+@pytest.mark.parametrize("ask", every(2, [batched, of_jacobian, of_hessian, by_vmap]))
 def test_a_batch_of_gradients_is_eagers(ask: Callable[[nn.Module], Any]) -> None:
     plain = mlp()
     model = planned(plain, X)
@@ -80,11 +81,14 @@ def test_a_batch_of_gradients_is_eagers(ask: Callable[[nn.Module], Any]) -> None
 
 @pytest.mark.parametrize(
     ("ask", "model", "why"),
-    [
-        (twice, mlp(), "with create_graph=True"),
-        (batched, mlp(nn.Dropout(0.2)), "it draws random numbers"),
-        (by_vmap, mlp(OwnFunction()), "there it fails: .*setup_context"),
-    ],
+    every(
+        3,
+        [
+            (twice, mlp(), "with create_graph=True"),
+            (batched, mlp(nn.Dropout(0.2)), "it draws random numbers"),
+            (by_vmap, mlp(OwnFunction()), "there it fails: .*setup_context"),
+        ],
+    ),
 )
 def test_another_batch_is_refused_by_name(ask: Callable[[nn.Module], Any], model: nn.Module, why: str) -> None:
     with pytest.raises(RekindleError, match=rf"(?s)a batch of gradients.*{why}.*vectorize=False.*rekindle\.restore"):

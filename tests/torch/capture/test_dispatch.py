@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import rekindle
+from marks import every, sweep
 from rekindle import PlanMismatch, UsageError
 from rekindle.torch.serve.planned import PlannedForward
 from test_execute import Net, TwoResults, equal_gradients, tight
@@ -87,7 +88,7 @@ def test_an_unknown_policy_is_refused() -> None:
         rekindle.apply(model, plan, on_new_shape="guess")
 
 
-@pytest.mark.parametrize("change", ["eval_part", "freeze", "dtype", "input_grad"])
+@pytest.mark.parametrize("change", every(2, ["eval_part", "freeze", "dtype", "input_grad"]))
 def test_what_else_shapes_the_graph_is_planned_anew(change: str) -> None:
     plain, planned = planned_pair()
     x = torch.rand(32, 16)
@@ -147,6 +148,7 @@ def test_a_plan_from_a_file_is_bound_at_the_first_call(tmp_path: Path) -> None:
     assert check.ok
 
 
+@sweep
 def test_a_plan_from_a_file_for_another_batch_is_refused(tmp_path: Path) -> None:
     plain, planned = planned_pair()
     planned.forward.plan.save(tmp_path / "plan.json")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import rekindle
-from marks import few
+from marks import every, few, sweep
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ class Unseen(nn.Module):
         return x.square().mean()
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shared", every(2, [False, True]))
 def test_statistics_that_a_kernel_writes_unseen(cudnn: Any, shared: bool) -> None:
     """Run again, the kernel would write them again; and torch traces another kernel, whose bits may differ on a GPU."""
     torch.manual_seed(0)
@@ -71,6 +71,7 @@ def test_statistics_that_a_kernel_writes_unseen(cudnn: Any, shared: bool) -> Non
         assert cudnn.count(False) > 0
 
 
+@sweep
 @pytest.mark.parametrize("how", few(["dead", "dead without grad", "tied"], ["dead"]))
 def test_unseen_statistics_that_the_graph_does_not_show(cudnn: Any, how: str) -> None:
     class Hides(Unseen):
@@ -96,6 +97,7 @@ def test_unseen_statistics_that_the_graph_does_not_show(cudnn: Any, how: str) ->
         assert rekindle.verify(model, x, plan).differences == []
 
 
+@sweep
 def test_a_model_that_cannot_be_traced_with_such_a_kernel_is_traced_without(
     cudnn: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import rekindle
+from marks import every
 from rekindle import RekindleError, TraceError
 from rekindle.torch.measure.first_difference import explained
 from rekindle.torch.measure.measured_step import Outcome
@@ -58,8 +59,8 @@ class SetsPast(nn.Module):
         return self.layer(x) @ self.w
 
 
-@pytest.mark.parametrize("kind", ["none", "attribute", "parameter"])
-@pytest.mark.parametrize("how", ["dict", "object", "random"])
+@pytest.mark.parametrize("kind", every(2, ["none", "attribute", "parameter"]))
+@pytest.mark.parametrize("how", every(2, ["dict", "object", "random"]))
 def test_attributes_set_past_the_module(how: str, kind: str) -> None:
     eager = SetsPast(how, kind)
     planned = rekindle.checkpoint(copy.deepcopy(eager), torch.randn(16, 8), **EASY)
@@ -97,7 +98,7 @@ def test_an_argument_that_forward_lets_require_grad_is_named(second: bool) -> No
     assert not at.requires_grad
 
 
-@pytest.mark.parametrize("second", [False, True])
+@pytest.mark.parametrize("second", every(2, [False, True]))
 @pytest.mark.parametrize("flag", [in_place, of_a_copy])
 def test_the_remedies_work(flag: Callable[[Tensor], Tensor], second: bool) -> None:
     eager, at = Flags(flag, second), torch.rand(16, 2, requires_grad=flag is in_place)

@@ -177,7 +177,7 @@ def test_a_rate_that_changes_with_each_epoch_goes_on_being_planned(monkeypatch: 
     assert ["rates" in str(w.message) for w in told] == [True]
 
 
-@pytest.mark.parametrize("p", [0.04, 0.09, 0.1, 0.15, 0.3, 0.5])
+@pytest.mark.parametrize("p", every(3, [0.04, 0.09, 0.1, 0.15, 0.3, 0.5]))
 def test_dropout_at_any_rate(p: float) -> None:
     """1 / (1 - p) in single precision is not always what double precision rounds to."""
     model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Dropout(p), nn.Linear(64, 32))
@@ -192,6 +192,7 @@ def test_a_hook_that_is_there_before_planning_is_named() -> None:
         rekindle.checkpoint(model, torch.randn(5, 4), minimize="memory", solver="storages")
 
 
+@sweep
 def test_a_forward_that_was_given_back_may_take_over_again() -> None:
     _, planned, x = pair()
     forward = planned.forward
@@ -226,6 +227,7 @@ class Moved(nn.Module):
         return x + self.by
 
 
+@sweep
 def test_a_later_input_of_inference_mode_runs_plain_with_a_word() -> None:
     plain, planned, x = pair()
     with torch.inference_mode():

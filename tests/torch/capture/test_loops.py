@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import rekindle
+from marks import every, sweep
 from pairs import Net
 from steps_compared import QUICK, differences, plans, step
 
@@ -112,7 +113,7 @@ def gpt2() -> nn.Module:
     )
 
 
-@pytest.mark.parametrize("first", ["adapters", "plan"])
+@pytest.mark.parametrize("first", every(2, ["adapters", "plan"]))
 def test_adapters_of_peft(first: str) -> None:
     """A plan made first is for a model without adapters: another one is made at the first step."""
     twin = with_adapters(gpt2())
@@ -131,6 +132,7 @@ def test_adapters_of_peft(first: str) -> None:
         assert before.uses == 0
 
 
+@sweep
 def test_adapters_that_are_switched_off_for_the_reference() -> None:
     """As TRL does it: the reference is the policy without its adapters, under no_grad."""
     model = with_adapters(gpt2())
@@ -165,7 +167,7 @@ def prepared(model: nn.Module, precision: str) -> list[torch.Tensor]:
     return losses
 
 
-@pytest.mark.parametrize("precision", ["no", "bf16"])
+@pytest.mark.parametrize("precision", every(2, ["no", "bf16"]))
 def test_accelerate(precision: str) -> None:
     model = Net()
     twin = copy.deepcopy(model)

@@ -12,6 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import rekindle
+from marks import every
 from rekindle.torch.operators.random_in_place import OUT_OF_PLACE
 from rekindle.torch.operators.small_saves import DROPOUT_BACKWARD_BY_BITS, ZERO_BY_BITS, pack_mask, sign_bits
 from rekindle.torch.operators.table import OVERWRITES, may_overwrite
@@ -148,7 +149,7 @@ class Skips(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("last", every(2, [False, True]))
 def test_a_sum_with_a_part_of_a_wider_gradient_takes_what_is_planned(last: bool) -> None:
     model, x = Skips(last), torch.randn(3000, 3)
     trace = rekindle.trace(model, x, target="h200")

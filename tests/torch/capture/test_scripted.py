@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import rekindle
+from marks import every
 from rekindle import TraceError
 from rekindle.torch.parts.applied import forward_of
 
@@ -28,7 +29,7 @@ def traced() -> nn.Module:
     return torch.jit.trace(nn.Sequential(nn.Linear(32, 32), nn.SiLU()), torch.zeros(4, 32))
 
 
-@pytest.mark.parametrize("make", [scripted, traced])
+@pytest.mark.parametrize("make", every(2, [scripted, traced]))
 def test_parts_are_planned_around_a_module_that_torchscript_runs(make: Callable[[], nn.Module]) -> None:
     models = []
     for _ in range(2):

@@ -11,7 +11,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 import rekindle
-from marks import few
+from marks import few, sweep
 from models import context, make
 
 NAMES = ("lstm_fused", "views_of_views", "reparametrised")
@@ -34,6 +34,7 @@ def test_what_was_traced_before_makes_no_difference(fake: bool) -> None:
         assert {name: traced_hash(name, fake) for name in NAMES} == alone
 
 
+@sweep
 def test_neither_do_fake_tensors_made_elsewhere() -> None:
     def made() -> str:
         torch.manual_seed(0)

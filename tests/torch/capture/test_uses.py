@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import rekindle
-from marks import every
+from marks import every, sweep
 from rekindle.torch.lowering.gradient_additions import additions
 
 HOW: dict[str, Any] = {"solver": "storages", "time_limit": 0.5}
@@ -120,6 +120,7 @@ def test_uses_outside_of_the_planned_module(goal: dict[str, Any]) -> None:
     assert equal(*found)
 
 
+@sweep
 def test_gradients_of_inputs_that_two_calls_share() -> None:
     torch.manual_seed(0)
     x = torch.randn(5, 6, 8, requires_grad=True)
@@ -132,6 +133,7 @@ def test_gradients_of_inputs_that_two_calls_share() -> None:
     assert torch.equal(*found)
 
 
+@sweep
 def test_two_planned_modules_that_share_a_weight() -> None:
     torch.manual_seed(0)
     x = tokens()

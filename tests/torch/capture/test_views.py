@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rekindle
-from marks import every
+from marks import every, sweep
 
 
 class Unrolled(nn.Module):
@@ -28,6 +28,7 @@ class Unrolled(nn.Module):
         return h
 
 
+@sweep
 @pytest.mark.parametrize("sizes", every(2, [False, True]))
 def test_a_run_in_an_unrolled_network_takes_one_view(sizes: bool) -> None:
     """Each run took all views of the input: quadratic in their number."""

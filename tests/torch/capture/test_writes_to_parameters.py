@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 import rekindle
-from marks import every
+from marks import every, sweep
 from rekindle import Plan, RekindleError, Schedule, Trace
 from rekindle.torch.run.stages import LastReads
 
@@ -190,7 +190,7 @@ def _makers(graph: rekindle.Graph, op: int) -> list[int]:
 
 
 @pytest.mark.parametrize("write", [in_place, by_data, new_data])
-@pytest.mark.parametrize("name", every(3, MODELS))
+@pytest.mark.parametrize("name", every(6, MODELS))
 def test_an_optimizer_that_steps_inside_backward(name: str, write: Callable[[Any], None]) -> None:
     x, found = traced(name)
     expected = trained(stepping(fresh(name), write), x)
@@ -200,7 +200,7 @@ def test_an_optimizer_that_steps_inside_backward(name: str, write: Callable[[Any
         assert all(b.uses == 2 for b in planned.forward.bounds)  # type: ignore[operator, union-attr]
 
 
-@pytest.mark.parametrize("name", ["mlp", "convolutions", "one parameter", "one memory", "late"])
+@pytest.mark.parametrize("name", every(3, ["mlp", "convolutions", "one parameter", "one memory", "late"]))
 def test_a_schedule_that_hands_gradients_over_too_early(name: str) -> None:
     """Files of earlier versions hold such schedules."""
     x, found = traced(name)
@@ -250,6 +250,7 @@ def test_parts_that_share_a_parameter() -> None:
     assert same(trained(stepping(planned, in_place), x), expected)
 
 
+@sweep
 def test_parts_with_parameters_of_one_memory() -> None:
     """The last part's gradient comes first; then the first part runs again, and reads that memory."""
 
@@ -314,6 +315,7 @@ def pairs() -> list[tuple[nn.Module, Plan]]:
     return found
 
 
+@sweep
 def test_writes_between_forward_and_backward_are_met_as_eager_meets_them(pairs: list[tuple[nn.Module, Plan]]) -> None:
     seen = set()
     for model, plan in pairs:

@@ -220,7 +220,7 @@ def test_a_loss_of_the_users_own() -> None:
 
 def test_the_largest_batch_is_the_largest() -> None:
     torch.manual_seed(0)
-    model, budget = Denoiser(), 24 * MIB
+    model, budget = Denoiser(), 12 * MIB
 
     def make(batch: int) -> tuple[Tensor, Tensor]:
         return torch.randn(batch, 3, 64, 64), torch.randn(batch, 3, 64, 64)

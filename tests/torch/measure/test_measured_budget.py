@@ -12,6 +12,7 @@ from torch import nn
 
 import rekindle
 from checked_models import Body, planned
+from marks import every, sweep
 from rekindle import InfeasibleBudget, bounds
 from rekindle.saying.sizes import format_bytes
 from rekindle.torch.serve import verify
@@ -55,7 +56,7 @@ def with_activation_peaks(monkeypatch: pytest.MonkeyPatch, beyond: list[int]) ->
 GOALS: list[dict[str, Any]] = [{"budget": 0.6}, {"budget": "1GiB"}, {"max_overhead": 0.3}, {"minimize": "memory"}]
 
 
-@pytest.mark.parametrize("goal", GOALS, ids=str)
+@pytest.mark.parametrize("goal", every(2, GOALS), ids=str)
 def test_a_peak_beyond_the_prediction_is_said_for_every_goal(
     monkeypatch: pytest.MonkeyPatch, goal: dict[str, Any]
 ) -> None:
@@ -76,6 +77,7 @@ def test_memory_that_only_a_first_step_allocates_is_no_miss(monkeypatch: pytest.
         rekindle.checkpoint(model, x, 0.6, solver="storages")
 
 
+@sweep
 def test_a_fraction_that_measures_too_much_is_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """As reported: 0.558 of the plain peak at budget=0.5, for a peak that was predicted too low."""
     torch.manual_seed(0)
@@ -125,6 +127,7 @@ def test_a_budget_that_no_measured_step_keeps_names_what_was_measured(monkeypatc
     assert "forward" not in model.__dict__
 
 
+@sweep
 def test_the_peak_of_least_memory_is_no_circular_advice() -> None:
     """As reported: asked for the peak that minimize='memory' reached, the error asked for 20 B less, and so on."""
     model, x = deep()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import rekindle
+from marks import every
 
 X = torch.rand(8, 8)
 
@@ -127,7 +128,7 @@ def traced(model: nn.Module) -> rekindle.Trace:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", DEPEND)
+@pytest.mark.parametrize("kind", every(3, DEPEND))
 def test_the_line_that_asks_is_named(kind: str) -> None:
     with pytest.raises(rekindle.TraceError, match="depends on .*, which forward changes itself") as error:
         traced(Model(DEPEND[kind]))
@@ -144,7 +145,7 @@ def test_what_is_read_with_a_delay_is_named(kind: str) -> None:
         traced(Model(QUEUES[kind]))
 
 
-@pytest.mark.parametrize("kind", COUNTS)
+@pytest.mark.parametrize("kind", every(3, COUNTS))
 def test_a_model_that_only_counts_is_planned(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     model = Model(COUNTS[kind])
     with warnings.catch_warnings(record=True) as found:

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import rekindle
 from branching import ONES, PADDED, Linear, Masked, gradients, masked, ops
+from marks import sweep
 from rekindle.errors import PlanMismatch, TraceError
 from rekindle.torch.capture import capture
 from rekindle.torch.measure.as_before import same
@@ -157,6 +158,7 @@ def test_a_plan_made_without_data_is_bound_to_what_is_right_for_all(mask: Tensor
     torch.testing.assert_close(gradients(model, x, mask), expected)
 
 
+@sweep
 def test_a_plan_from_a_file_whose_first_call_answers_otherwise(tmp_path: Path) -> None:
     """The plan waits for a call like the one it was made for; until then calls are as any others without a plan."""
     model, x = masked()
@@ -172,6 +174,7 @@ def test_a_plan_from_a_file_whose_first_call_answers_otherwise(tmp_path: Path) -
     assert {b.plan is plan for b in model.forward.bounds} == {True, False}
 
 
+@sweep
 def test_a_plan_from_a_file_that_waits_does_not_trace_the_same_call_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +193,7 @@ def test_a_plan_from_a_file_that_waits_does_not_trace_the_same_call_again(
     assert model.forward.last is not None
 
 
+@sweep
 def test_a_submodule_that_asks_may_come_later() -> None:
     class Outer(nn.Module):
         def __init__(self) -> None:
@@ -209,6 +213,7 @@ def test_a_submodule_that_asks_may_come_later() -> None:
         assert all(map(same, found, gradients(rekindle.restore(copy.deepcopy(model)), x, mask)))
 
 
+@sweep
 def test_calls_without_data_are_not_asked() -> None:
     model, x = masked()
     rekindle.checkpoint(model, (x, ONES), minimize="memory", solver="storages")
@@ -222,6 +227,7 @@ def row_by_row(h: Tensor, x: Tensor, mask: Tensor) -> Tensor:
     return h.square().mean()
 
 
+@sweep
 def test_plans_for_other_values_are_not_made_without_end() -> None:
     model, x = Linear(row_by_row), torch.randn(2, 4, 4)
     masks = [torch.tensor([[k >> i & 1] for i in range(4)]) for k in range(12)]

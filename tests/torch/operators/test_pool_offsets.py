@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cost_nodes import node
 from layouts import FLOATS, form, laid_out, numbers, same
+from marks import sweep
 from rekindle.torch.costs.node_costs import modelled_costs, node_costs
 from rekindle.torch.measure.memory import allocator_peak
 from rekindle.torch.operators import pieces, rules
@@ -117,8 +118,8 @@ VGG: Geometry = ([2, 2], [2, 2], [0, 0], [1, 1], False)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("of_g", FORMATS)
 @pytest.mark.parametrize("of_x", FORMATS)
-@pytest.mark.parametrize("shape", [(12, 64, 112, 112), (1, 256, 112, 112)])
-@pytest.mark.parametrize("geometry", [RESNET, VGG])
+@pytest.mark.parametrize("shape", [pytest.param((12, 64, 112, 112), marks=sweep), (1, 256, 112, 112)])
+@pytest.mark.parametrize("geometry", [RESNET, pytest.param(VGG, marks=sweep)])
 def test_the_temporaries_are_known(
     geometry: Geometry, shape: tuple[int, ...], of_x: torch.memory_format, of_g: torch.memory_format,
     dtype: torch.dtype,

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import rekindle
-from marks import every
+from marks import every, sweep
 from rekindle.torch.operators.eager_strides import eager_strides
 
 STEPS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
@@ -98,7 +98,7 @@ class Compare(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("name", every(4, STEPS))
+@pytest.mark.parametrize("name", every(6, STEPS))
 def test_strides_are_those_of_the_kernels(name: str) -> None:
     step, shape = STEPS[name]
     with Compare() as compare:
@@ -141,6 +141,7 @@ class OnePixel(nn.Module):
         return self.out(self.norm(x + 0.5 * y)).square().sum()
 
 
+@sweep
 def test_a_norm_of_one_pixel() -> None:
     torch.manual_seed(0)
     for seed in range(5):

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import rekindle
+from marks import sweep
 from models_in_parts import differing, routed
 from pairs import Net
 from steps_compared import QUICK
@@ -86,6 +87,7 @@ def test_nothing_of_a_planned_module_is_compiled() -> None:
     assert model.forward.last.uses == 3
 
 
+@sweep
 def test_a_new_shape_is_planned_inside_a_compiled_function() -> None:
     model = Net()
     rekindle.checkpoint(model, sample(), **QUICK, progress=False)
@@ -95,6 +97,7 @@ def test_a_new_shape_is_planned_inside_a_compiled_function() -> None:
     assert len(list(model.forward.bounds)) == 2
 
 
+@sweep
 def test_planned_parts_are_calls_between_graphs() -> None:
     """Of a model whose loss is read and whose tokens are routed: torch.compile breaks there too."""
     torch.manual_seed(0)

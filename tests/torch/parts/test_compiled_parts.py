@@ -235,6 +235,7 @@ def test_a_second_start_measures_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     assert plans[0].parts == plans[1].parts
 
 
+@sweep
 def test_a_second_start_runs_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path))
     steps: list[str] = []
@@ -311,6 +312,7 @@ def wrong_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage, "_compiled", {})
 
 
+@sweep
 def test_a_way_with_other_gradients_is_not_offered(wrong_way: None) -> None:
     model, x = net(depth=5)
     plan = rekindle.checkpoint(model, x, 1.0, compile=True, effort="quick", **QUIET).forward.plan

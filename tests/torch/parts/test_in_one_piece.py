@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import rekindle
+from marks import sweep
 from rekindle.compiling import OF_WHOLE, Compiled, CompileOptions
 from rekindle.torch.compiled.whole_graph import WHOLE, StagedForward
 from rekindle.torch.parts import planning
@@ -93,6 +94,7 @@ def test_a_plan_in_one_piece_travels(in_one: list[int], tmp_path: Path) -> None:
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
+@sweep
 def test_where_masks_are_drawn_no_budget_of_torchs_is_tried(in_one: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
     from rekindle.torch.ways.compiled_ways import _Trial
@@ -116,6 +118,7 @@ class Equal(nn.Module):
         return x.square().mean()
 
 
+@sweep
 def test_equal_blocks_are_not_compiled_in_one_piece(in_one: list[int]) -> None:
     rekindle.checkpoint(Equal(), torch.randn(64, 8), budget=0.9, or_least=True, compile=True, progress=False)
     assert not in_one
@@ -135,6 +138,7 @@ def test_a_later_call_that_draws_is_not_cut_by_torchs_budget() -> None:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
 
 
+@sweep
 def test_a_plan_in_stages_outlives_a_failure_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planning.Dividing.plan
 

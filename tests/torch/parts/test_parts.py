@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint as by_hand
 import models_in_parts
 import rekindle
 from command_line import Ran, assert_one_paragraph
-from marks import few, sweep
+from marks import every, few, sweep
 from models_in_parts import Experts, Packed, differing, opt, packed, routed, train, words
 from refused import left_alone
 from rekindle import FormatError, InfeasibleBudget, PartsPlan, PlanMismatch, RekindleWarning, TraceError, UsageError
@@ -139,6 +139,7 @@ def test_parts_take_less_than_layers_run_again_by_hand() -> None:
     assert check.flops_overhead < 0.32  # by hand every layer runs again: a third
 
 
+@sweep
 def test_the_extra_flops_stay_within_the_goal_where_parameters_are_frozen() -> None:
     """Backward of frozen layers costs one forward, not two: the share of what runs again is larger than where all train."""
     torch.manual_seed(0)
@@ -170,6 +171,7 @@ class Growing(Experts):
         return super().forward(x) * self.calls
 
 
+@sweep
 def test_a_part_that_does_more_than_compute_does_not_run_again() -> None:
     model, sample = routed(notes=True)
     plan = planned(model, sample, minimize="memory")
@@ -179,6 +181,7 @@ def test_a_part_that_does_more_than_compute_does_not_run_again() -> None:
     assert [len(b.experts.noted) for b in model.blocks] == [n + 1 for n in before]
 
 
+@sweep
 def test_a_part_that_sets_plain_attributes_runs_again_as_it_ran() -> None:
     torch.manual_seed(0)
     model, sample = routed()
@@ -191,6 +194,7 @@ def test_a_part_that_sets_plain_attributes_runs_again_as_it_ran() -> None:
     assert [b.experts.calls for b in model.blocks] == [b.experts.calls for b in twin.blocks] == [3, 3]
 
 
+@sweep
 def test_layers_that_the_step_leaves_out_are_planned() -> None:
     pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -203,6 +207,7 @@ def test_layers_that_the_step_leaves_out_are_planned() -> None:
     assert held_peak(model, sample) <= 1.02 * plan.activation_peak_bytes
 
 
+@sweep
 def test_a_budget_is_kept_by_steps_that_leave_no_layer_out() -> None:
     torch.manual_seed(0)
     model, sample = opt(layerdrop=0.4)
@@ -236,7 +241,7 @@ def test_named_parts() -> None:
 
 def test_a_whole_plan_takes_the_place_of_parts() -> None:
     model, sample = whole()
-    own = rekindle.plan(rekindle.trace(model, sample, progress=False), minimize="memory", **QUICK)
+    own = rekindle.plan(rekindle.trace(model, sample, progress=False), minimize="memory", solver="feng")
     planned(model, sample, max_overhead=0.2, parts="[12]")
     rekindle.apply(model, own)
     assert rekindle.verify(model, sample).ok
@@ -279,12 +284,12 @@ def test_one_file_carries_all_parts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [
+    every(4, [
         {"peak_bytes": -1}, {"goal": {"budget": 1}}, {"parts": [{"module": "a", "plans": [0]}] * 2},
         {"parts": [{"module": "blocks.0", "plans": [99]}]},
         {"parts": [{"module": "a\nb", "plans": [0]}]}, {"overhead": -0.5}, {"covered": 3}, {"graphs": []}, {"cost": "cents"},
         {"parts": [{"module": "blocks.0", "plans": [0], "again": True}]}, {"measured_bytes": 2**50},
-    ],
+    ]),
 )  # fmt: skip
 def test_damaged_files(change: dict[str, Any], tmp_path: Path, saved: dict[str, Any]) -> None:
     path = tmp_path / "plan.json"
@@ -343,7 +348,7 @@ def test_planned_again_and_after_a_failure_as_before() -> None:
         rekindle.checkpoint(model, sample, budget=10_000, **QUICK)
     assert model.forward.plan is first
     assert rekindle.verify(model, sample).ok
-    second = planned(model, sample, minimize="memory")
+    second = planned(model, sample, max_overhead=0.3)
     assert model.forward.plan is second
     assert rekindle.verify(model, sample, first).ok
     assert model.forward.plan is second
@@ -360,6 +365,7 @@ def test_other_shapes_and_modes() -> None:
         assert torch.equal(model.eval()(*longer), twin.eval()(*longer))
 
 
+@sweep
 def test_larger_inputs_than_the_budget_was_divided_for_are_told(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, sample = routed(layers=1)
@@ -381,6 +387,7 @@ def test_larger_inputs_than_the_budget_was_divided_for_are_told(tmp_path: Path) 
             m(*larger).backward()
 
 
+@sweep
 def test_larger_inputs_are_nothing_to_a_goal_that_is_no_budget() -> None:
     model, sample = routed(layers=1)
     planned(model, sample, minimize="memory", cost="flops")
@@ -409,6 +416,7 @@ def test_layers_left_out_that_equal_others_need_no_more_forwards(monkeypatch: py
     assert f"model.decoder.layers.{[len(c.keys) for c in layers].index(0)}.self_attn" in found
 
 
+@sweep
 def test_a_shape_that_is_an_error() -> None:
     model, sample = routed()
     planned(model, sample, minimize="memory", on_new_shape="error")
@@ -417,6 +425,7 @@ def test_a_shape_that_is_an_error() -> None:
         model(words(2, 48))
 
 
+@sweep
 def test_on_fake_tensors() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -15,6 +15,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 import rekindle
+from marks import every, sweep
 from rekindle.integrations.saved_plan import checkpoint_with
 from rekindle.model.plan import Plan
 from rekindle.model.rewriting import Rewrite
@@ -86,7 +87,7 @@ def equal(one: Sequence[torch.Tensor], two: Sequence[torch.Tensor]) -> bool:
     return all(torch.equal(a.view(torch.int32), b.view(torch.int32)) for a, b in zip(one, two, strict=True))
 
 
-@pytest.mark.parametrize("on_new_shape", ["plan", "plain", "error"])
+@pytest.mark.parametrize("on_new_shape", every(3, ["plan", "plain", "error"]))
 def test_a_file_whose_slices_give_other_bits_here_is_refused(tmp_path: Path, on_new_shape: str) -> None:
     model, x = layers()
     loaded = rekindle.load(file_of(other_bits(model, x), tmp_path))
@@ -167,6 +168,7 @@ def test_a_plan_of_this_process_is_bound_without_a_proof(monkeypatch: pytest.Mon
     assert not asked
 
 
+@sweep
 def test_new_shapes_are_cut_alike_only_where_the_bits_are_proven(monkeypatch: pytest.MonkeyPatch) -> None:
     model, sample = tokens(4, 16, 256, 16)
     eager = copy.deepcopy(model)

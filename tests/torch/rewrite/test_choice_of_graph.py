@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import rekindle
+from marks import sweep
 from rekindle.ask import Budget, Fraction, Goal, MaxOverhead, PlanOptions
 from rekindle.model.floor import single_op
 from rekindle.model.plan import Plan
@@ -91,6 +92,7 @@ def test_a_rewritten_step_is_searched_if_it_can_cost_less(overhead: float, may: 
     assert choice.may_beat(made, options.goal, plan, plan.peak_bytes) == may
 
 
+@sweep
 def test_of_plans_of_equal_memory_the_cheaper_one_is_taken() -> None:
     """Within much overhead the captured step reaches the peak of the rewritten one, at less extra cost."""
     searches = Searches(traced(*convolutions(4, 8, 16)))
@@ -115,6 +117,7 @@ class Wide(nn.Module):
         return x
 
 
+@sweep
 def test_near_the_floor_smaller_saves_are_searched_though_the_bound_is_weak() -> None:
     torch.manual_seed(0)
     searches = Searches(traced(Wide(), torch.rand(64, 32)))
@@ -127,6 +130,7 @@ def test_near_the_floor_smaller_saves_are_searched_though_the_bound_is_weak() ->
     assert peaks == sorted(peaks, reverse=True)
 
 
+@sweep
 def test_a_larger_budget_near_the_floor_is_not_slower() -> None:
     torch.manual_seed(0)
     searches = Searches(traced(Wide(), torch.rand(64, 32)))
@@ -136,6 +140,7 @@ def test_a_larger_budget_near_the_floor_is_not_slower() -> None:
     assert extra == sorted(extra, reverse=True)
 
 
+@sweep
 def test_where_packing_is_dear_the_step_is_rewritten_without_smaller_saves(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU packing took more than the goal allowed, and nothing was rewritten: neither a convolution's backward in two
     calls, which costs nothing, nor a region in slices."""

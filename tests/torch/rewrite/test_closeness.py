@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import rekindle
+from marks import sweep
 from rekindle.torch.measure import trial
 from rekindle.torch.rewrite.closeness import NOTHING, Loose, difference, least_scale, loose
 from rekindle.torch.serve import verify as check_module
@@ -86,6 +87,7 @@ def test_a_gradient_that_must_be_bitwise_may_not_be_close(monkeypatch: pytest.Mo
     assert "gradients differ, first" in rekindle.verify(model, sample, plan).differences[0]
 
 
+@sweep
 def test_a_plan_for_a_new_shape_is_tried_by_closeness(monkeypatch: pytest.MonkeyPatch) -> None:
     model, sample = close_model()
     longer = [t.repeat(2, 1) for t in sample]

@@ -17,6 +17,7 @@ from torch import fx
 import cut_cases_of_elements  # noqa: F401  its cases join the others
 import cut_cases_of_saves  # noqa: F401
 from cut_cases import CASES, Maker, Sizes, members, node_of
+from marks import every
 from rekindle.torch.operators.memory_order import strides_of_slice
 from rekindle.torch.operators.rules import UNWRITTEN
 from rekindle.torch.operators.small_saves import SIGN_BITS
@@ -78,7 +79,7 @@ sizes = st.builds(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", every(3, CASES))
 @examples(60)
 @given(sizes)
 def test_slices_together_are_the_whole(name: str, sizes: Sizes) -> None:

@@ -18,6 +18,7 @@ import torch
 
 import cut_cases_of_elements  # noqa: F401  its cases join the others
 from cut_cases import CASES, Maker, Sizes, members, node_of
+from marks import sweep
 from rekindle.torch.rewrite.cuts import SUM, Cut, cuts_of
 
 EVEN = Sizes(n=4, c=4, o=4, side=4, row=4, groups=2)
@@ -114,6 +115,7 @@ def propagator() -> Iterator[Propagator]:
         torch.distributed.destroy_process_group()
 
 
+@sweep
 def test_torch_places_results_as_the_table_does(propagator: Propagator) -> None:
     found = defaultdict(set)
     for make in CASES.values():

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import rekindle
+from marks import every, sweep
 from plan_documents import junk, places
 from rekindle.errors import FormatError, ParityError, PlanMismatch
 from rekindle.model.judge import plain_activation_bytes
@@ -65,7 +66,7 @@ def same(one: list[Tensor], two: list[Tensor]) -> bool:
     return len(one) == len(two) and all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
 
-@pytest.mark.parametrize("parity", ["bitwise", "close"])
+@pytest.mark.parametrize("parity", every(2, ["bitwise", "close"]))
 @pytest.mark.parametrize("net", NETS)
 def test_a_plan_comes_back_from_its_file(tmp_path: Path, net: str, parity: str) -> None:
     plan = plan_for(net, parity)
@@ -137,21 +138,24 @@ def test_a_file_that_contradicts_itself_is_refused(net: str, path: tuple[Any, ..
         from_document(damaged(net, path, value), "a plan")
 
 
-@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("net", every(2, NETS))
 @pytest.mark.parametrize(
     ("path", "value"),
-    [
-        (("captured_hash",), "0" * 64),
-        (("steps",), lambda steps: steps[:-1]),
-        (("steps", -1, "ops"), lambda ops: [*ops[:-1], 10**6]),
-        (("steps", -1, "ops"), lambda ops: [-1, *ops[1:]]),
-        (("steps", -1, "ops"), lambda ops: [ops[1], ops[0], *ops[2:]]),
-        (("steps", -1, "slices"), 3),
-        (("steps", -1, "slices"), 10**9),
-        (("steps", -1, "cuts", 0), lambda cut: [[7 for _ in cut[0]], cut[1]]),
-        (("steps", -1, "cuts", 0), lambda cut: [cut[0], [*cut[1], 0]]),
-        (("steps", -1, "cuts", 0), [[], []]),
-    ],
+    every(
+        2,
+        [
+            (("captured_hash",), "0" * 64),
+            (("steps",), lambda steps: steps[:-1]),
+            (("steps", -1, "ops"), lambda ops: [*ops[:-1], 10**6]),
+            (("steps", -1, "ops"), lambda ops: [-1, *ops[1:]]),
+            (("steps", -1, "ops"), lambda ops: [ops[1], ops[0], *ops[2:]]),
+            (("steps", -1, "slices"), 3),
+            (("steps", -1, "slices"), 10**9),
+            (("steps", -1, "cuts", 0), lambda cut: [[7 for _ in cut[0]], cut[1]]),
+            (("steps", -1, "cuts", 0), lambda cut: [cut[0], [*cut[1], 0]]),
+            (("steps", -1, "cuts", 0), [[], []]),
+        ],
+    ),
 )
 def test_a_file_that_rewrites_another_step_is_refused(net: str, path: tuple[Any, ...], value: Any) -> None:
     doc = damaged(net, path, value)
@@ -167,6 +171,7 @@ def test_a_file_that_rewrites_another_step_is_refused(net: str, path: tuple[Any,
     assert same(step(rekindle.restore(model), sample), step(eager, sample))
 
 
+@sweep
 @examples(120)
 @given(st.data(), st.sampled_from(sorted(NETS)), st.sampled_from(("bitwise", "close")))
 def test_no_damage_is_half_used(data: st.DataObject, net: str, parity: str) -> None:

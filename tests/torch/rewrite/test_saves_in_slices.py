@@ -10,6 +10,7 @@ import torch
 from torch import fx, nn
 
 import rekindle
+from marks import every
 from rekindle.model.rewriting import CONVOLUTIONS, SAVES, SLICES, Rewrite, Rewriting
 from rekindle.planning.own_terms import beside_captured, plain_figures
 from rekindle.torch.capture.captured import Captured
@@ -71,7 +72,7 @@ CUTS = pytest.mark.parametrize(("dim", "slices"), [(0, 4), (0, 2), (1, 8), (1, 4
 
 
 @CUTS
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", every(3, [torch.float32, torch.float64]))
 def test_the_step_is_the_same(dim: int, slices: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     model, x = Net().to(dtype), torch.randn(4, 3, 37, 35, dtype=dtype)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import rekindle
-from marks import few
+from marks import few, sweep
 from models import call, loss_of, make
 from rekindle.torch.measure.as_before import same
 
@@ -23,6 +23,7 @@ def gradients(name: str, plan: rekindle.Plan | None) -> list[torch.Tensor]:
     return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
+@sweep
 @pytest.mark.parametrize("name", few(["gpt", "gpt2"], ["gpt"]))
 def test_backward_of_float32_products_inside_an_autocast_operator(name: str) -> None:
     """Attention with dropout computes in float32 here; under autocast its backward would round to bfloat16."""

@@ -13,6 +13,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 import rekindle
+from marks import every, sweep
 from models import make
 from pairs import Net, both, equal_gradients, tight
 from rekindle import RekindleError
@@ -234,6 +235,7 @@ def test_an_expanded_gradient_is_as_good_as_any() -> None:
     assert equal_gradients(model, planned)
 
 
+@sweep
 def test_transformers_results_keep_their_type() -> None:
     model, sample = make("gpt2")
     plain = type(model(**sample))
@@ -244,7 +246,7 @@ def test_transformers_results_keep_their_type() -> None:
     assert result.past_key_values is None
 
 
-@pytest.mark.parametrize("ambient", [False, True])
+@pytest.mark.parametrize("ambient", every(2, [False, True]))
 def test_fake_models_run_and_hold_what_was_predicted(ambient: bool) -> None:
     mode = FakeTensorMode()
     with mode:

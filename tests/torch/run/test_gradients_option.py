@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import rekindle
-from marks import every
+from marks import every, sweep
 from rekindle import InfeasibleBudget, RekindleWarning, UsageError
 from rekindle.cli.app import main
 
@@ -100,12 +100,14 @@ def test_a_step_takes_what_its_plan_says(case: str, gradients: str) -> None:
         assert -0.2 * check.predicted_peak_bytes < more <= 1024  # less, where the loss gives an expanded gradient
 
 
+@sweep
 def test_the_plain_step_is_what_each_loop_takes() -> None:
     model, x = linears(), torch.rand(64, 96)
     peaks = {how: rekindle.plan(rekindle.trace(model, x, gradients=how), max_overhead=0.0).peak_bytes for how in WAYS}
     assert peaks["consumed"] < peaks["fresh"] < peaks["kept"]
 
 
+@sweep
 def test_a_budget_that_fits_where_gradients_are_fresh() -> None:
     model, x = linears(256, 6), torch.rand(16, 256)
     least = {
@@ -201,7 +203,7 @@ class Reads(nn.Module):
         return self.parts[1](x) if x.sum() > -1e9 else x
 
 
-@pytest.mark.parametrize("gradients", WAYS)
+@pytest.mark.parametrize("gradients", every(3, WAYS))
 def test_parts(gradients: str) -> None:
     model, x = Reads(), torch.rand(512, 96)
     rekindle.checkpoint(model, x, "5MiB", gradients=gradients, progress=False)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 import rekindle
+from marks import every
 from rekindle import Schedule, simulate
 from rekindle.torch.measure.memory import storage_peak
 from rekindle.torch.tensors.loss import default_loss
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("gpt_blocks", {"d": 64, "length": 32}), ("unet", {"image": 64, "width": 16})]
+    ("name", "options"), every(2, [("gpt_blocks", {"d": 64, "length": 32}), ("unet", {"image": 64, "width": 16})])
 )
 def test_the_plain_peak_is_that_of_eager(name: str, options: dict[str, int]) -> None:
     """gpt_blocks has dropout of probability 0, which eager leaves out."""

@@ -141,7 +141,7 @@ def left(model: nn.Module, step: Callable[[nn.Module, Tensor], Tensor], x: Tenso
 
 @pytest.mark.parametrize("solver", every(4, SOLVERS))
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("step", [drawn_between, twice])
+@pytest.mark.parametrize("step", every(2, [drawn_between, twice]))
 def test_a_planned_step_draws_as_eager_does(kind: type[nn.Module], step: Any, solver: str) -> None:
     torch.manual_seed(0)
     plain, x = kind(), torch.rand(24, 16)

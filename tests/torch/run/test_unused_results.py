@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import rekindle
 from command_line import Ran
-from marks import every
+from marks import every, sweep
 from rekindle.torch.serve.verify import check_step
 from rekindle.torch.tensors import tree
 from steps_compared import QUICK
@@ -100,7 +100,7 @@ class Called:
         return self.result
 
 
-@pytest.mark.parametrize("kind", every(2, KINDS))
+@pytest.mark.parametrize("kind", every(4, KINDS))
 def test_a_planned_call_returns_none_there_and_the_rest_as_eager(kind: str) -> None:
     answer, name, taken = KINDS[kind]
     torch.manual_seed(0)
@@ -124,6 +124,7 @@ def test_a_planned_call_returns_none_there_and_the_rest_as_eager(kind: str) -> N
     assert taken(rekindle.restore(model.train())(x))[1] is not None
 
 
+@sweep
 def test_a_small_gpt2_without_its_logits() -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -202,7 +203,7 @@ class Shared(nn.Module):
 SHARED = ["y", "view", "again", "x", "scale", "other"]
 
 
-@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("name", every(3, SHARED))
 def test_results_that_share_memory_with_a_left_out_one_stay(name: str) -> None:
     torch.manual_seed(0)
     model, x = Shared(), torch.rand(16, 8, requires_grad=True)

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 import rekindle
 from changing_net import Config, Net, equal, pair, plans, silent, step
+from marks import every, sweep
 from rekindle import RekindleWarning
 
 
@@ -98,6 +99,7 @@ def test_a_batch_beyond_the_budget_runs_with_least_memory_and_a_word() -> None:
         assert equal(plain, planned, more)
 
 
+@sweep
 def test_later_plans_are_made_as_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     from rekindle import api
 
@@ -128,6 +130,7 @@ def test_later_plans_are_made_as_the_first(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 # -- other people's wrappers -----------------------------------------------------------------------------------------------
+@sweep
 def test_a_wrapped_forward_is_not_traced_in_circles() -> None:
     """As Accelerate does under mixed precision."""
     plain, planned, x = pair()
@@ -212,7 +215,7 @@ def mutable(run: Callable[[], torch.Tensor]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("around", "words"), [(selective, "selective"), (mutable, r"allow_mutation_on_saved_tensors\(\)")]
+    ("around", "words"), every(2, [(selective, "selective"), (mutable, r"allow_mutation_on_saved_tensors\(\)")])
 )
 def test_what_keeps_results_of_ops_runs_plain_with_a_word(around: Any, words: str) -> None:
     plain, planned, x = pair()

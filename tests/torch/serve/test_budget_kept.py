@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import rekindle
+from marks import every, sweep
 from rekindle import Graph, InfeasibleBudget, Op, Schedule, Trace, Value, simulate
 from rekindle.model.held import held_peak, keeping_results
 from rekindle.model.judge import plain_activation_bytes
@@ -109,7 +110,7 @@ def least_budget(trace: Trace, solver: str = FAST) -> int:
     return e.value.smallest_peak
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", every(3, MODELS))
 def test_the_smallest_peak_that_an_error_names_is_a_budget_that_is_kept(name: str) -> None:
     model, x = MODELS[name]()
     trace = rekindle.trace(model, x)
@@ -121,6 +122,7 @@ def test_the_smallest_peak_that_an_error_names_is_a_budget_that_is_kept(name: st
     assert e.value.smallest_peak == least
 
 
+@sweep
 def test_what_an_error_names_is_reached_by_the_portfolio_too() -> None:
     model, x = hourglass()
     trace = rekindle.trace(model, x)
@@ -231,7 +233,7 @@ class Many(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", every(2, [torch.float32, torch.float64]))
 def test_many_stages_take_no_more_than_few(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     from rekindle.torch.run import stages
 
@@ -252,6 +254,7 @@ def test_a_random_op_on_the_cpu_has_room_for_the_state_of_the_generator() -> Non
     assert bookkeeping(rekindle.trace(model, x)) == SCALARS * BLOCK_BYTES + state
 
 
+@sweep
 def test_gradients_that_wait_for_the_last_read_make_no_budget_dear() -> None:
     """The solver does not know of such waits. A finished schedule that took 1 KiB more than the budget led to the plan of least
     memory, at +377 % in place of +13 %."""

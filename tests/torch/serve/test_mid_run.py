@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import rekindle
+from marks import sweep
 from rekindle import PlanMismatch, RekindleWarning
 from rekindle.torch.serve import replanner
 from rekindle.torch.situation import guards
@@ -250,6 +251,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, where: Any, name: str) -> list[str]
     return calls
 
 
+@sweep
 def test_an_argument_that_varies_is_not_looked_into_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, planned, x = pair()
     with told("times differ"):

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import rekindle
+from marks import every, sweep
 from rekindle.torch.capture import capture as capturing
 from rekindle.torch.serve import bound_plans
 from rekindle.torch.serve.bound_plans import BoundPlansSettings
@@ -94,7 +95,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
-@pytest.mark.parametrize(("model", "sample", "captured_first"), [(Attention, tokens, 3), (Images, images, 2)])
+@pytest.mark.parametrize(("model", "sample", "captured_first"), every(2, [(Attention, tokens, 3), (Images, images, 2)]))
 def test_steps_of_further_sizes_follow_without_a_capture(
     model: Any, sample: Any, captured_first: int, captures: list[int]
 ) -> None:
@@ -113,6 +114,7 @@ def test_steps_of_further_sizes_follow_without_a_capture(
         assert [o.flops for o in captured.ops] == [o.flops for o in followed.ops]
 
 
+@sweep
 def test_a_length_of_one_is_captured(captures: list[int]) -> None:
     plain, planned = pair(Attention(), tokens(20))
     for length in LENGTHS:
@@ -141,7 +143,7 @@ def from_numpy(h: torch.Tensor, length: int) -> torch.Tensor:
     return h.clamp(max=torch.from_numpy(np.full(1, 2e6 if length > 28 else 1e6, np.float32)))
 
 
-@pytest.mark.parametrize("change", [clamped, other_constant, other_operand, other_tensor, from_numpy])
+@pytest.mark.parametrize("change", every(5, [clamped, other_constant, other_operand, other_tensor, from_numpy]))
 def test_another_way_through_forward_is_seen_even_if_the_bits_are_equal(
     change: Callable[[torch.Tensor, int], torch.Tensor], captures: list[int]
 ) -> None:
@@ -159,6 +161,7 @@ def test_another_way_through_forward_is_seen_even_if_the_bits_are_equal(
     )
 
 
+@sweep
 def test_steps_follow_where_one_known_length_goes_another_way(captures: list[int]) -> None:
     """As the longest length does, where an embedding of positions is read whole and not sliced."""
     plain, planned = pair(Attention(clamped), tokens(20))
@@ -182,6 +185,7 @@ class TwoScales(Attention):
         return loss * (self.long if ids.shape[1] > 28 else self.short)
 
 
+@sweep
 def test_an_attribute_that_only_some_lengths_read_is_guarded(captures: list[int]) -> None:
     plain, planned = pair(TwoScales(), tokens(20))
     for length in (12, 17, 25, 14, 9):
@@ -194,6 +198,7 @@ def test_an_attribute_that_only_some_lengths_read_is_guarded(captures: list[int]
     assert equal(plain, planned, tokens(30))
 
 
+@sweep
 def test_the_memory_of_constants_can_be_resized_afterwards() -> None:
     """Constants of two lengths are compared by their bytes; `numpy()` on them would make memory that nothing can resize."""
     scale = torch.rand(16)
@@ -215,7 +220,9 @@ def test_a_change_of_the_module_is_captured_again(captures: list[int]) -> None:
     assert len(captures) == 1
 
 
-@pytest.mark.parametrize("goal", [{"max_overhead": 0.3}, {"minimize": "memory"}, {"budget": "1MiB"}, {"budget": 0.95}])
+@pytest.mark.parametrize(
+    "goal", every(2, [{"max_overhead": 0.3}, {"minimize": "memory"}, {"budget": "1MiB"}, {"budget": 0.95}])
+)
 def test_other_goals_carry_over(goal: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
     plain, planned = pair(Attention(), tokens(20), **goal, solver="storages", effort="quick")
     capfd.readouterr()
@@ -247,6 +254,7 @@ def test_the_hint_comes_once() -> None:
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------------
+@sweep
 def test_plans_that_made_room_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bound_plans, "SETTINGS", PLANS)
     _, planned = pair(
@@ -284,6 +292,7 @@ def test_plans_of_large_graphs_make_room_earlier(monkeypatch: pytest.MonkeyPatch
     assert len(list(planned.forward.bounds)) == 3
 
 
+@sweep
 def test_a_step_whose_plan_made_room_is_not_captured_again(
     monkeypatch: pytest.MonkeyPatch, captures: list[int]
 ) -> None:

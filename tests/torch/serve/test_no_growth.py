@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 import rekindle
+from marks import sweep
 from rekindle.torch.serve import bound_plans
 
 WARM_UP, FEW, MANY_CYCLES, MANY_STEPS = 6, 5, 100, 400
@@ -154,6 +155,7 @@ def test_planning_again_and_again_holds_no_more() -> None:
     check(cycles, FEW)
 
 
+@sweep
 def test_new_lengths_hold_no_more_than_the_plans_that_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bound_plans, "SETTINGS", bound_plans.BoundPlansSettings(plans_least=2, plans_most=2))
     check(new_lengths, 2 * SIZES, 3 * SIZES)
@@ -163,6 +165,7 @@ def test_steps_hold_no_more() -> None:
     check(steps, MANY_STEPS)
 
 
+@sweep
 def test_steps_allocate_no_blocks_that_stay() -> None:
     """Blocks of memory are those of strings and numbers too. Caches of Python and torch settle over hundreds of steps."""
     with nothing_kept_by_pytest():

@@ -70,6 +70,7 @@ def test_a_model_trains_by_the_least_memory(budget: float, tmp_path: Path, capsy
     assert model.forward.last is not None
 
 
+@sweep
 def test_parts_too(tmp_path: Path) -> None:
     model, sample = routed()
     with pytest.raises(InfeasibleBudget, match="or_least=True"):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import rekindle
+from marks import every, sweep
 from two_results import TwoResults
 
 
@@ -48,13 +49,16 @@ def equal(plain: nn.Module, planned: nn.Module, x: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize(
     "how",
-    [
-        {"loss": "all"},
-        {"loss": "all", "must_save": ["a"]},
-        {"loss": "all", "optimizer": Custom},
-        {"loss": "all", "optimizer": with_momentum},
-        {"loss": "all", "optimizer": "adamw"},
-    ],
+    every(
+        3,
+        [
+            {"loss": "all"},
+            {"loss": "all", "must_save": ["a"]},
+            {"loss": "all", "optimizer": Custom},
+            {"loss": "all", "optimizer": with_momentum},
+            {"loss": "all", "optimizer": "adamw"},
+        ],
+    ),
     ids=["loss", "must_save", "a class", "options", "a name"],
 )
 def test_what_the_step_was_captured_with(tmp_path: Path, how: dict[str, Any]) -> None:
@@ -173,7 +177,7 @@ class HooksItself(SetsAState):
 
 
 @pytest.mark.parametrize("kind", [SetsAState, HooksItself])
-@pytest.mark.parametrize("on_new_shape", ["plan", "error"])
+@pytest.mark.parametrize("on_new_shape", every(2, ["plan", "error"]))
 def test_a_plan_for_the_calls_after_the_first_waits_for_those(
     tmp_path: Path, on_new_shape: str, kind: type[SetsAState]
 ) -> None:
@@ -222,6 +226,7 @@ class Ends(nn.Module):
         return loss * (2.0 if loss.item() > 1e9 else 1.0)
 
 
+@sweep
 def test_a_part_that_is_given_a_view_is_bound_from_a_file(tmp_path: Path) -> None:
     model, other = Ends(), Ends()
     x = torch.rand(8, 22, 16)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import rekindle
+from marks import sweep
 from models import call, loss_of, make
 from pairs import Net, both, equal_gradients, tight
 from rekindle import RekindleError
@@ -73,6 +74,7 @@ def test_restore_leaves_no_trace(pair: Any) -> None:
     rekindle.restore(planned)
 
 
+@sweep
 def test_a_forward_of_its_own_comes_back() -> None:
     model = Net()
     own = model.forward
@@ -189,6 +191,7 @@ def test_verify_sees_a_wrong_number(pair: Any, monkeypatch: pytest.MonkeyPatch) 
     assert check.gradients_equal is False
 
 
+@sweep
 def test_losses_agree_for_a_model_from_the_collection() -> None:
     model, sample = make("gpt")
     plain = copy.deepcopy(model)

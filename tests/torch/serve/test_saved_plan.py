@@ -11,6 +11,7 @@ from torch import nn
 
 import rekindle
 from asked import searches
+from marks import every, sweep
 from models_in_parts import differing, routed, train
 from pairs import Net
 from rekindle.integrations.saved_plan import checkpoint_with
@@ -70,16 +71,19 @@ def test_plans_of_parts_that_were_found() -> None:
 
 @pytest.mark.parametrize(
     ("model", "rows", "options", "says"),
-    [
-        (Net, 8, {"max_overhead": 0.2, "minimize": None}, "another goal"),
-        (Net, 8, {"solver": "feng", "seed": 1}, "another seed and solver"),
-        (Net, 8, {"optimizer": "adamw"}, "another optimizer"),
-        (Net, 8, {"must_save": "head"}, "another must_save"),
-        (Net, 8, {"parity": "close"}, "another parity"),
-        (Net, 9, {}, "for another graph"),
-        (lambda: Net(width=16).eval(), 8, {}, "for another graph"),
-        (Net, 8, {"parts": "blocks.*"}, "not for its parts"),
-    ],
+    every(
+        4,
+        [
+            (Net, 8, {"max_overhead": 0.2, "minimize": None}, "another goal"),
+            (Net, 8, {"solver": "feng", "seed": 1}, "another seed and solver"),
+            (Net, 8, {"optimizer": "adamw"}, "another optimizer"),
+            (Net, 8, {"must_save": "head"}, "another must_save"),
+            (Net, 8, {"parity": "close"}, "another parity"),
+            (Net, 9, {}, "for another graph"),
+            (lambda: Net(width=16).eval(), 8, {}, "for another graph"),
+            (Net, 8, {"parts": "blocks.*"}, "not for its parts"),
+        ],
+    ),
 )
 def test_a_plan_for_something_else_is_made_anew(model: Any, rows: int, options: Any, says: str) -> None:
     net = model()
@@ -98,6 +102,7 @@ class Answering(Net):
         return {"loss": y.square().mean(), "y": y}
 
 
+@sweep
 def test_a_plan_without_some_results_is_used_for_a_loop_that_does_not_read_them() -> None:
     options, first, model = {**OPTIONS, "unused": ["y"]}, Answering(), Answering()
     text = text_of(rekindle.checkpoint(first, sample(), **options))
@@ -107,6 +112,7 @@ def test_a_plan_without_some_results_is_used_for_a_loop_that_does_not_read_them(
     assert model(sample())["y"] is not None
 
 
+@sweep
 def test_a_plan_beside_another_state_of_the_optimizer_is_made_anew() -> None:
     """The name of the optimizer is the same, and AMSGrad holds one tensor more for each parameter."""
     text, net = saved(optimizer="adamw"), Net()
@@ -114,6 +120,7 @@ def test_a_plan_beside_another_state_of_the_optimizer_is_made_anew() -> None:
     assert "holds other bytes" in checkpoint_with(text, net, sample(), options)
 
 
+@sweep
 def test_a_plan_of_parts_is_not_used_for_other_parts_or_the_whole() -> None:
     text = saved(parts="blocks.*", cost="flops")
     assert "for other parts" in checkpoint_with(
@@ -137,7 +144,7 @@ def test_a_step_beyond_the_budget_here_is_made_anew() -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda t: t[:-5], lambda t: t.replace('"peak_bytes": ', '"peak_bytes": 1'), lambda t: "[]"]
+    "damage", every(3, [lambda t: t[:-5], lambda t: t.replace('"peak_bytes": ', '"peak_bytes": 1'), lambda t: "[]"])
 )
 def test_a_damaged_file_is_no_error(damage: Any) -> None:
     model = Net()

@@ -16,6 +16,7 @@ from rekindle.planning import remembered
 from rekindle.planning.registry import all_solvers
 from rekindle.problem import REGISTERED
 
+WHOLE_CERTIFICATES = True  # the other process, which no fixture reaches, has them
 SCRIPT = """
 import sys
 from test_second_start import planned

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import rekindle
+from marks import every
 from refused import Net, Scale, a_trace, batch, left_alone, planned
 from rekindle import UsageError
 from rekindle.torch import accept
@@ -42,7 +43,7 @@ ALLOWED: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("make", ALLOWED.values(), ids=ALLOWED)
+@pytest.mark.parametrize("make", every(4, ALLOWED.values()), ids=ALLOWED)
 def test_unusual_and_allowed(make: Callable[[], Any]) -> None:
     model, sample = make()
     assert rekindle.checkpoint(model, sample, 1.0, solver="chen-sqrt") is model
@@ -79,7 +80,7 @@ SETTINGS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
-@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("setting", every(3, SETTINGS.values()), ids=SETTINGS)
 def test_planned_and_checked_under_any_setting(setting: Callable[[], Any]) -> None:
     model, x = Net(), batch()
     with setting(), left_alone(nn.Identity(), x):

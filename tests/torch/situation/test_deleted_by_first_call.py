@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import rekindle
+from marks import every
 
 PLAN: dict[str, Any] = {"budget": 0.7, "effort": "quick", "cost": "unit", "progress": False, "cache": False}
 
@@ -38,7 +39,7 @@ EXTRAS: dict[str, Callable[[nn.Module], None]] = {
 }
 
 
-@pytest.mark.parametrize("kind", EXTRAS)
+@pytest.mark.parametrize("kind", every(3, EXTRAS))
 def test_what_the_first_call_deletes(kind: str) -> None:
     torch.manual_seed(0)
     plain, x = Net(EXTRAS[kind]), torch.randn(64, 16)

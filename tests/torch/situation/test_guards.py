@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import rekindle
-from marks import sweep
+from marks import every, sweep
 
 CONFIG = types.SimpleNamespace(gain=1.0)
 ACT = torch.tanh
@@ -125,7 +125,7 @@ def share_buffers(m: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [rename_key, write_array, swap_class, set_free, evaluate_free, hook_free, share_buffers]
+    "change", every(3, [rename_key, write_array, swap_class, set_free, evaluate_free, hook_free, share_buffers])
 )
 def test_a_change_that_only_python_sees(change: Callable[[Any], None]) -> None:
     plain, planned, x = twins()
@@ -138,7 +138,7 @@ def test_a_change_that_only_python_sees(change: Callable[[Any], None]) -> None:
 
 @pytest.mark.parametrize(
     ("where", "name", "value"),
-    [(Net, "gain", 2.0), (Net, "bias", 0.5), (CONFIG, "gain", 3.0), (None, "ACT", torch.sigmoid)],
+    every(2, [(Net, "gain", 2.0), (Net, "bias", 0.5), (CONFIG, "gain", 3.0), (None, "ACT", torch.sigmoid)]),
 )
 def test_a_change_outside_of_the_module(where: Any, name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, planned, x = twins()
@@ -162,6 +162,7 @@ def test_hooks_on_all_modules_are_called() -> None:
     assert equal(plain, planned, x)
 
 
+@sweep
 def test_keywords_that_forward_takes_in_order() -> None:
     plain, planned, x = twins()
     y, z = torch.randn(4, 8), torch.randn(4, 8)
@@ -180,6 +181,7 @@ def test_what_a_mapping_carries_beside_its_entries() -> None:
     assert equal(plain, planned, batch(x, 2.0))
 
 
+@sweep
 def test_autocast_without_its_cache() -> None:
     plain, planned, x = twins()
     for cached in (True, False, True):

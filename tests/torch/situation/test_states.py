@@ -15,7 +15,7 @@ from torch import nn
 
 import rekindle
 from changing_net import GAINS, Config, Net, equal, global_set, pair, plans, silent, step
-from marks import every
+from marks import every, sweep
 
 
 def set_dropout(m: Any) -> None:
@@ -137,6 +137,7 @@ def test_a_change_of_the_module_is_a_change_of_the_step(made: Any, change: Calla
     assert equal(plain, planned, x)
 
 
+@sweep
 def test_a_patched_class_is_a_change(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, planned, x = copy.deepcopy(made)
     assert equal(plain, planned, x)

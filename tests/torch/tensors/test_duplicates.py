@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import rekindle
+from marks import sweep
 
 
 class Cell(nn.Module):
@@ -85,6 +86,7 @@ def test_a_marked_module_shares_nothing() -> None:
     assert count_ops(Two(), x, "sigmoid", must_save=["right"]) == 2
 
 
+@sweep
 def test_unknown_ops_run_as_often_as_they_are_called() -> None:
     @torch.library.custom_op("rekindle_tests::noisy", mutates_args=())
     def noisy(x: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import rekindle
+from marks import every
 from rekindle.torch.situation.other_random import numpys, pythons
 
 
@@ -66,12 +67,12 @@ def test_a_thread_that_draws_neither_fails_nor_keeps_a_new_shape_from_its_plan()
 
 @pytest.mark.parametrize(
     "draw",
-    [
+    every(4, [
         random.random, lambda: random.gauss(0, 1), lambda: choice([1, 2]), lambda: random.seed(0) or 1,
         np.random.rand, lambda: np.random.randn(), lambda: np.random.seed(0) or 1,
         # Another seed than the present one, which other tests may have set: beside a thread that draws, the seed alone tells.
         lambda: torch.default_generator.manual_seed(torch.initial_seed() + 1) and 1,
-    ],
+    ]),
 )  # fmt: skip
 def test_what_forward_draws_is_refused_all_the_same(draw: Callable[[], Any]) -> None:
     with in_a_thread(every_generator), pytest.raises(rekindle.TraceError, match="random generator"):

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import rekindle
+from marks import every
 from rekindle import RekindleError, UsageError
 from rekindle.torch.capture.compiling_flag import as_if_compiling
 from rekindle.torch.situation import module_call as calls
@@ -58,8 +59,8 @@ def meanwhile(work: Callable[[], Any], main: Callable[[], Any]) -> list[BaseExce
     return failed
 
 
-@pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.parametrize("off", [False, True])
+@pytest.mark.parametrize("gradients", every(2, [False, True]))
+@pytest.mark.parametrize("off", every(2, [False, True]))
 def test_other_threads_wait_while_one_plans(gradients: bool, off: bool) -> None:
     model, x = planned()
     if off:  # as plain as under no_grad, with gradients on

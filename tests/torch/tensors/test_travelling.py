@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import rekindle
+from marks import every, sweep
 from models_in_parts import differing, routed, train
 from pairs import Net
 from rekindle import PartsPlan
@@ -35,7 +36,7 @@ def by_save(model: nn.Module) -> nn.Module:
     return torch.load(file, weights_only=False)
 
 
-@pytest.mark.parametrize("travel", [by_pickle, by_save])
+@pytest.mark.parametrize("travel", every(2, [by_pickle, by_save]))
 def test_a_planned_module_takes_its_plan_along(travel: Callable[[nn.Module], nn.Module]) -> None:
     model = Net()
     twin = copy.deepcopy(model)
@@ -51,6 +52,7 @@ def test_a_planned_module_takes_its_plan_along(travel: Callable[[nn.Module], nn.
     assert "forward" not in arrived.__dict__
 
 
+@sweep
 def test_one_that_has_run_and_come_back_goes_on() -> None:
     model = Net()
     twin = copy.deepcopy(model)
@@ -71,6 +73,7 @@ class Inside(nn.Module):
         return self.net(x).sum() + self.also(x).sum()
 
 
+@sweep
 def test_a_planned_submodule_travels_with_the_module_around_it() -> None:
     model = Inside()
     twin = copy.deepcopy(model)
@@ -81,6 +84,7 @@ def test_a_planned_submodule_travels_with_the_module_around_it() -> None:
     assert arrived.net.forward.last is not None
 
 
+@sweep
 def test_plans_of_parts_travel() -> None:
     torch.manual_seed(0)
     model, batch = routed()
@@ -126,7 +130,7 @@ def test_a_damaged_plan_is_refused() -> None:
         pickle.loads(damaged)
 
 
-@pytest.mark.parametrize("how", ["plan", "plain"])
+@pytest.mark.parametrize("how", every(2, ["plan", "plain"]))
 def test_the_first_call_after_travelling_may_have_a_new_shape(how: str) -> None:
     model = Net()
     twin = copy.deepcopy(model)

@@ -101,7 +101,7 @@ def look(m: Any) -> Any:
     return state, numbers, id(Elsewhere.mean), str(defaults), GENERATOR.get_state().tolist()
 
 
-@pytest.mark.parametrize("kind", every(2, CHANGES))
+@pytest.mark.parametrize("kind", every(4, CHANGES))
 def test_objects_that_forward_changes_are_put_back(kind: str) -> None:
     change, made = CHANGES[kind]
     model = Model(change, **made())

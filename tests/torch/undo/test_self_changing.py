@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import rekindle
-from marks import every
+from marks import every, sweep
 from rekindle.torch.measure.as_before import as_before, same
 from rekindle.torch.tensors.op_tensors import content_bytes
 from rekindle.torch.undo import tensor_state
@@ -285,6 +285,7 @@ def test_a_forward_that_changes_its_model(drawn: tuple[Model, bool]) -> None:
     as_it_was(model, reallocates, run)
 
 
+@sweep
 def test_each_change_by_itself() -> None:
     alone = [(k, name) for k in OF_TENSORS for name in TENSORS]
     for change in [*alone, *OTHERS]:
@@ -375,7 +376,7 @@ def test_every_verb(drawn: tuple[Model, bool], verb: str) -> None:
     as_it_was(*drawn, lambda x: VERBS[verb](drawn[0], x))
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", every(4, VERBS))
 def test_every_verb_once(verb: str) -> None:
     every = [("data", "frozen"), ("in place", "square"), ("resize_", "empty"), "item's data", "class", "flag in a list"]
     torch.manual_seed(0)
@@ -386,7 +387,7 @@ def test_every_verb_once(verb: str) -> None:
 CONSTANT = torch.rand(8)
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", every(5, VERBS))
 def test_memory_can_be_resized_after_every_verb(verb: str) -> None:
     """A look by `numpy()` takes that away, as FSDP would find, which frees gathered parameters so."""
     model, x = Model([lambda m: m.square.add_(CONSTANT)], []), torch.rand(8, 8)
@@ -465,7 +466,7 @@ MOVES: dict[str, Callable[[Any, Tensor], Any]] = {
 # fmt: on
 
 
-@pytest.mark.parametrize("kind", every(3, MOVES))
+@pytest.mark.parametrize("kind", every(6, MOVES))
 def test_a_forward_that_moves_its_tensors_is_refused_by_its_line(kind: str) -> None:
     torch.manual_seed(0)
     model = Changing(MOVES[kind], first_call_alone=False)
@@ -477,7 +478,7 @@ def test_a_forward_that_moves_its_tensors_is_refused_by_its_line(kind: str) -> N
     assert kind == "resized" or "plan the submodules that do no such thing: parts=['a', 'b']" in str(error.value)
 
 
-@pytest.mark.parametrize("kind", every(3, MOVES))
+@pytest.mark.parametrize("kind", every(2, MOVES))
 def test_a_first_call_that_moves_tensors_runs_plain_and_later_ones_by_the_plan(kind: str) -> None:
     torch.manual_seed(0)
     model = Changing(MOVES[kind], first_call_alone=True)
@@ -502,7 +503,7 @@ def test_hooks_of_parameters_outlive_planning() -> None:
 
 
 @pytest.mark.parametrize("name", ["frozen", "square"])
-@pytest.mark.parametrize("write", [lambda t, h: t.data.copy_(t * 0.9 + h.mean()), lambda t, h: t.mul_(0.9)])
+@pytest.mark.parametrize("write", every(2, [lambda t, h: t.data.copy_(t * 0.9 + h.mean()), lambda t, h: t.mul_(0.9)]))
 def test_writes_in_place_train_as_eager(name: str, write: Callable[[Tensor, Tensor], Any]) -> None:
     torch.manual_seed(0)
     trains_as_eager(Changing(lambda m, h: write(getattr(m, name), h), first_call_alone=False), planned)
@@ -524,6 +525,7 @@ class Momentum(nn.Module):
         return q * self.target(x)
 
 
+@sweep
 def test_the_part_that_is_left_is_planned() -> None:
     torch.manual_seed(0)
     model = Momentum()
@@ -531,6 +533,7 @@ def test_the_part_that_is_left_is_planned() -> None:
     assert type(model.online.forward).__name__ == "PartForward"
 
 
+@sweep
 def test_observers_that_resize_their_buffers_at_the_first_call() -> None:
     quantization = pytest.importorskip("torch.ao.quantization")
     torch.manual_seed(0)

@@ -114,7 +114,7 @@ WITH_EFFECTS = [R.keep, R.keep_last, R, R.queued, functools.partial(kept_elsewhe
                 through_a_helper, prints, logs, counter()[0], on_the_module]  # fmt: skip
 
 
-@pytest.mark.parametrize("hook", WITH_EFFECTS)
+@pytest.mark.parametrize("hook", every(4, WITH_EFFECTS))
 def test_a_hook_that_does_more_than_compute_is_named(hook: Any, capsys: pytest.CaptureFixture[str]) -> None:
     model = Net()
     model.encoder[0].register_forward_hook(hook)
@@ -339,10 +339,10 @@ class State(nn.Module):
 
 @pytest.mark.parametrize(
     ("model", "settles"),
-    [
+    every(3, [
         (PositionIndices(True), True), (PositionIndices(False), True), (State(None), True),
         (State(torch.zeros(4, 1, 8)), False), (State(torch.zeros(1, 1, 8)), True), (Net(), False),
-    ],
+    ]),
 )  # fmt: skip
 def test_capture_tells_whether_the_next_call_is_another(model: nn.Module, settles: bool) -> None:
     x = torch.rand(4, 6, 8)

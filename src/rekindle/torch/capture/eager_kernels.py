@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -35,10 +36,7 @@ def eager_composites(cudnn: bool) -> Iterator[None]:
     """Inside, composite ops decompose as in eager. cudnn : cuDNN's batch norm stays one op."""
     dropout: Any = torch.ops.aten.dropout.default
     ops: list[Any] = [dropout, *([hidden_writes.BATCH_NORM] if cudnn else [])]
-    for name in all_op_names():
-        if name.removeprefix("aten::").startswith(_STOOD_IN):
-            packet, _, overload = name.removeprefix("aten::").partition(".")
-            ops.append(getattr(getattr(torch.ops.aten, packet), overload or "default"))
+    ops += _stood_in()
     before = [(op, k, op.py_kernels[k]) for op in ops for k in _COMPOSITE if k in op.py_kernels]
     fused = dropout.py_kernels.get(_COMPOSITE[0])
 
@@ -63,6 +61,13 @@ def eager_composites(cudnn: bool) -> Iterator[None]:
             op.py_kernels[k] = kernel
         for op in ops:
             op._dispatch_cache.clear()
+
+
+@functools.cache  # there are thousands of names, and torch's own do not change
+def _stood_in() -> list[Any]:
+    names = [n.removeprefix("aten::").partition(".") for n in all_op_names()]
+    found = [(packet, overload) for packet, _, overload in names if packet.startswith(_STOOD_IN)]
+    return [getattr(getattr(torch.ops.aten, packet), overload or "default") for packet, overload in found]
 
 
 def _same_scale(dtype: torch.dtype, p: float) -> bool:

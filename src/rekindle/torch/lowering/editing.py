@@ -206,8 +206,8 @@ def _in_own_memory(members: list[Any], n: fx.Node) -> bool:
     for t in members:
         if t is None:
             continue
-        if not isinstance(t, torch.Tensor) or t.layout is not torch.strided or 1 in t.shape:
-            return False  # rules of eager's strides look at dimensions of size one
+        if not isinstance(t, torch.Tensor) or t.layout is not torch.strided:
+            return False
         storage = t.untyped_storage()
         if storage._cdata in taken or t.storage_offset() or storage.nbytes() != _span_bytes(t):
             return False
