@@ -20,8 +20,10 @@ from rekindle.model.schedule import Step
 from rekindle.structure.copying import Copying
 from strategies import chains, copied_schedules, examples, graphs, linked, schedules
 
+LINK = Link(2.0, 4.0)
 
-def small(link: Link | None = Link(2.0, 4.0)) -> Graph:
+
+def small(link: Link | None = LINK) -> Graph:
     """a (input) -> b (8 bytes) -> c (4) -> d (4), which is kept and reads b too; each op takes a second."""
     ops = (Op("f", (0,), (1,), 1.0), Op("g", (1,), (2,), 1.0, workspace=6), Op("h", (1, 2), (3,), 1.0, inplace=(2,)))
     return Graph((Value(1), Value(8), Value(4), Value(4)), ops, (3,), resident_bytes=100, name="small", link=link)

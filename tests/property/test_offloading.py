@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -102,7 +101,8 @@ def by_force(plan: Plan) -> bool:
     """Whether the plan's schedule is one of those that `least_seconds` looks at."""
     rows = plan.schedule.array
     copies = rows[rows[:, 0] == OFFLOAD, 1].tolist()
-    return max(map(plan.schedule.runs.count, plan.schedule.runs), default=0) <= MOST_RUNS and len({*copies}) == len(copies)
+    most_runs = max(map(plan.schedule.runs.count, plan.schedule.runs), default=0)
+    return most_runs <= MOST_RUNS and len({*copies}) == len(copies)
 
 
 def assert_certified(plan: Plan) -> None:

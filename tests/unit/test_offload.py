@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +45,7 @@ def test_an_offload_that_is_none_is_refused(offload: Any) -> None:
 
 @pytest.mark.parametrize("host", ["a lot", -1, 1.5, True, [8], "8 apples", float("nan")])
 def test_a_host_budget_that_is_no_size_is_refused(host: Any) -> None:
-    with pytest.raises(UsageError, match="host_budget=.*write it like 16GiB"):
+    with pytest.raises(UsageError, match="host_budget: .* is no size; write it like"):
         planned(host_budget=host)
 
 
@@ -70,11 +71,11 @@ def test_auto_copies_nothing_where_there_is_no_link_or_no_second() -> None:
 def test_a_value_is_copied_where_that_takes_less_than_an_op() -> None:
     plan, without = planned(), planned(offload=False)
     assert (plan.moved_bytes, plan.host_bytes, plan.peak_bytes) == (10, 10, TIGHT)
-    assert (plan.overhead, plan.status) == (0.0, "optimal")
-    assert without.overhead > 0
+    assert plan.overhead == pytest.approx(0.5 / 9), "the copy back finds room only after the op that holds most"
+    assert without.overhead == pytest.approx(1 / 9)
     assert plan.verified
     assert "copying 10 B to the host and back" in plan.sentence
-    assert "copied to the host     10 B each step, at most 10 B at once" in str(plan)
+    assert re.search("copied to the host +10 B each step, at most 10 B at once", str(plan))
     assert plan.figures()["host_bytes"] == plan.figures()["moved_bytes"] == 10
 
 
@@ -96,8 +97,8 @@ def test_budgets_that_only_copies_keep() -> None:
     plan = rekindle.plan(once, TIGHT, solver="exact", offload=True, cache=False)
     assert (plan.peak_bytes, plan.moved_bytes) == (TIGHT, 10)
     least = rekindle.plan(once, minimize="memory", solver="exact", offload=True, cache=False)
-    assert least.peak_bytes == 130
-    assert least.bound_bytes <= 130
+    assert least.peak_bytes == TIGHT, "the caller may hold the result, so it stays"
+    assert least.bound_bytes == 130
 
 
 def test_an_error_claims_no_bound_that_copies_go_below() -> None:
@@ -126,13 +127,16 @@ def test_a_step_without_seconds() -> None:
         assert plan.verified
 
 
-@pytest.mark.parametrize("graph", [chain(12), unrolled(8)], ids=["chain", "recurrent"])
+@pytest.mark.parametrize("graph", [chain(9), unrolled(5)], ids=["chain", "recurrent"])
 @pytest.mark.parametrize("link", [Link(1.0, 1.0), Link(8.0, 8.0, 0.1, both_at_once=False)], ids=["slow", "fast"])
 def test_a_larger_budget_is_no_slower(graph: Graph, link: Link) -> None:
     graph = linked(graph, link)
     least = rekindle.plan(graph, minimize="memory", offload=True, cache=False)
     top = rekindle.simulate(graph, Schedule.baseline(graph)).peak_bytes
-    found = [rekindle.plan(graph, b, offload=True, cache=False) for b in range(least.peak_bytes, top + 1, 3)]
+    found = [
+        rekindle.plan(graph, b, offload=True, cache=False)
+        for b in range(least.peak_bytes, top + 1, max(1, (top - least.peak_bytes) // 4))
+    ]
     seconds = [p.seconds for p in found]
     assert all(a >= b - 1e-9 for a, b in zip(seconds, seconds[1:], strict=False)), seconds
 
@@ -144,7 +148,12 @@ def test_files_of_plans_with_copies(tmp_path: Path) -> None:
     doc = json.loads((tmp_path / "plan.json").read_text())
     assert doc["schedule"]["format"] == "rekindle.schedule/2"
     assert {"offload": 2} in doc["schedule"]["steps"] or {"offload": 1} in doc["schedule"]["steps"]
-    assert doc["graph"]["link"] == {"out_bytes_per_s": 10.0, "in_bytes_per_s": 20.0, "copy_s": 0.0, "both_at_once": True}
+    assert doc["graph"]["link"] == {
+        "out_bytes_per_s": 10.0,
+        "in_bytes_per_s": 20.0,
+        "copy_s": 0.0,
+        "both_at_once": True,
+    }
     assert (doc["options"]["offload"], doc["options"]["host_budget"]) == (True, 1024)
     loaded = rekindle.load(tmp_path / "plan.json")
     assert loaded == plan
@@ -241,7 +250,9 @@ def test_plans_with_copies_are_recalled(memory_of_plans: Path) -> None:
 
 
 @pytest.mark.parametrize("which", [{"offload": False}, {"host_budget": 9}], ids=str)
-def test_remembered_copies_that_were_not_asked_for_are_passed_over(memory_of_plans: Path, which: dict[str, Any]) -> None:
+def test_remembered_copies_that_were_not_asked_for_are_passed_over(
+    memory_of_plans: Path, which: dict[str, Any]
+) -> None:
     with_copies = PlanOptions(Budget(TIGHT), solver="exact", offload=True)
     plan_graph(linked(), with_copies)
     (theirs,) = (f for f in memory_of_plans.iterdir() if "offload" in f.read_text())

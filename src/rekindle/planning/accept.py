@@ -27,9 +27,9 @@ def search(asked: PlanOptions) -> PlanOptions:
 
     Raises
     ------
-    UsageError : an unknown solver, cost, effort or parity, an offload that is none or whose cost is not seconds, a time limit
-        that is no finite number above 0, a seed that is no whole number from 0 to 2**32 - 1, a flag that is none, or_least
-        without a budget, a progress that cannot be called.
+    UsageError : an unknown solver, cost, effort or parity, an offload that is none or whose cost is not seconds, a host budget
+        that is no size or stands without offload, a time limit that is no finite number above 0, a seed that is no whole number
+        from 0 to 2**32 - 1, a flag that is none, or_least without a budget, a progress that cannot be called.
     """
     registry.get(asked.solver)
     choice("cost", asked.cost, COSTS)
@@ -41,7 +41,7 @@ def search(asked: PlanOptions) -> PlanOptions:
         raise UsageError(
             "or_least=True is for a budget: where none can be kept, the plan of least memory takes its place"
         )
-    if not any(asked.offload is x or asked.offload == x == "auto" for x in OFFLOADS):
+    if not isinstance(asked.offload, bool | str) or asked.offload not in OFFLOADS:
         raise UsageError(f'offload={value(asked.offload)} must be True, False or "auto"')
     if asked.offload is True and asked.cost != "seconds":
         raise UsageError(
@@ -63,7 +63,10 @@ def search(asked: PlanOptions) -> PlanOptions:
     callback("progress", asked.progress)
     seconds = time_limit if time_limit is None or type(time_limit) is int else float(time_limit)
     offload = asked.offload if asked.cost == "seconds" else False
-    host = None if asked.host_budget is None else parse_bytes(str(asked.host_budget))
+    try:
+        host = None if asked.host_budget is None else parse_bytes(str(asked.host_budget))
+    except UsageError as e:
+        raise UsageError(f"host_budget: {e}") from e
     return replace(asked, time_limit=seconds, seed=int(seed), offload=offload, host_budget=host if offload else None)
 
 
