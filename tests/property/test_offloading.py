@@ -9,21 +9,42 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from copies_by_force import MOST_RUNS, least_seconds
-from rekindle import Graph, InfeasibleBudget, Plan, bounds, simulate
+from rekindle import Graph, InfeasibleBudget, Link, Op, Plan, Value, bounds, simulate
 from rekindle.ask import Budget, LeastMemory, MaxOverhead, PlanOptions
 from rekindle.kernels.arrays import OFFLOAD
 from rekindle.model.schedule import Schedule
 from rekindle.planning import certificates
 from rekindle.planning.planner import plan_graph
-from strategies import chains, copied_schedules, dags, examples, graphs, joint_graphs, linked
+from strategies import chains, copied_schedules, dags, examples, graphs, joint_graphs, linked, seconds
 
 EPS = 1e-9
-few = linked(st.one_of(dags(max_ops=5), chains(max_ops=2), joint_graphs(max_ops=2)))
+brief = st.sampled_from([0.0, 0.0, 0.25])
 host_budgets = st.sampled_from([None, None, 100, 40])
+
+
+@st.composite
+def waiting_steps(draw: st.DrawFn) -> Graph:
+    """Values that are made once wait beside an op that takes much memory; between, there may be time to copy them."""
+    count = draw(st.integers(1, 2))
+    ops = [Op(f"make {i}", (i - 1,) if i else (), (i,), draw(brief), recompute=False) for i in range(count)]
+    for i, name in enumerate(("out", "large", "back")):
+        at = count + i
+        ops.append(Op(name, (at - 1,), (at,), draw(seconds), workspace=16 * (name == "large")))
+    for i in reversed(range(count)):
+        ops.append(Op(f"use {i}", (i, len(ops) - 1), (len(ops),), draw(brief)))
+    values = [Value(draw(st.integers(4, 16))) for _ in range(count)] + [Value(0)] * (len(ops) - count)
+    return Graph(tuple(values), tuple(ops), (len(ops) - 1,), name="waiting")
 
 
 def once(graph: Graph) -> float:
     return float(graph.weights()[graph.needed].sum())
+
+
+def few() -> st.SearchStrategy[Graph]:
+    """Graphs of so few ops that all their schedules can be looked at."""
+    return linked(
+        st.one_of(waiting_steps(), waiting_steps(), dags(max_ops=5), chains(max_ops=2), joint_graphs(max_ops=2))
+    )
 
 
 def room(data: st.DataObject, graph: Graph) -> int:
@@ -44,7 +65,7 @@ def test_bounds_hold_for_every_schedule_with_copies(data: st.DataObject) -> None
 @examples(200)
 @given(st.data())
 def test_bounds_are_not_above_the_best_schedule_with_copies(data: st.DataObject) -> None:
-    graph = data.draw(few)
+    graph = data.draw(few())
     limit, host = room(data, graph), data.draw(host_budgets) or inf
     best = least_seconds(graph, limit, host_bytes=host)
     assume(best < inf)
@@ -53,10 +74,28 @@ def test_bounds_are_not_above_the_best_schedule_with_copies(data: st.DataObject)
     assert bounds.least_overhead_with_copies(graph, limit, host) <= overhead + EPS
 
 
+def test_a_bound_is_met_where_the_link_has_just_the_time() -> None:
+    """Eight bytes leave during one second and come back during another, beside an op of 16 bytes that takes no time."""
+    ops = (
+        Op("make", (), (0,), recompute=False), Op("out", (0,), (1,), 1.0), Op("large", (1,), (2,), workspace=16),
+        Op("back", (2,), (3,), 1.0), Op("use", (0, 3), (4,)),
+    )  # fmt: skip
+    values = (Value(8), *[Value(0)] * 4)
+    for rate, least, overhead in ((8.0, 16, 0.0), (4.0, 20, 1.0), (16.0, 16, 0.0)):
+        graph = Graph(values, ops, (4,), name="just", link=Link(rate, rate))
+        assert least_seconds(graph, 16) == 2 * (1 + overhead)
+        bound = bounds.with_copies(graph, 0.0, inf).bytes
+        assert least - 2 <= bound <= least
+        assert overhead / 1.1 <= bounds.least_overhead_with_copies(graph, 16, inf) <= overhead
+    assert (
+        bounds.with_copies(graph, 0.0, 2.0).bytes == 21
+    )  # 24 without the two bytes that the host may hold, and rounded down
+
+
 @examples(100)
 @given(st.data())
 def test_plans_within_a_budget_beside_all_schedules(data: st.DataObject) -> None:
-    graph, host = data.draw(few), data.draw(host_budgets)
+    graph, host = data.draw(few()), data.draw(host_budgets)
     options = PlanOptions(Budget(room(data, graph)), solver="exact", offload=True, host_budget=host)
     best = least_seconds(graph, options.goal.budget or 0, host_bytes=host or inf)
     without = made(graph, replace(options, offload=False, host_budget=None))
@@ -76,7 +115,7 @@ def test_plans_within_a_budget_beside_all_schedules(data: st.DataObject) -> None
 @examples(100)
 @given(st.data())
 def test_plans_within_an_overhead_beside_all_schedules(data: st.DataObject) -> None:
-    graph, host = data.draw(few), data.draw(host_budgets)
+    graph, host = data.draw(few()), data.draw(host_budgets)
     goal = data.draw(st.sampled_from([MaxOverhead(0.0), MaxOverhead(0.3), MaxOverhead(1.5), LeastMemory()]))
     options = PlanOptions(goal, solver="exact", offload=True, host_budget=host)
     plan = plan_graph(graph, options)

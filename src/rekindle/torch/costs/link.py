@@ -47,7 +47,8 @@ def _measured(device: torch.device) -> Link:
                         to.copy_(source, non_blocking=True)
             torch.cuda.synchronize(device)
 
-        out, back, both = (_seconds(lambda way=way: copy(*way)) for way in ((True, False), (False, True), (True, True)))
+        ways = ((True, False), (False, True), (True, True))
+        out, back, both = (_seconds(functools.partial(copy, *way)) for way in ways)
     return Link(_rate(out), _rate(back), COPY_S, both < BOTH_AT_ONCE_SHARE * (out + back))
 
 
