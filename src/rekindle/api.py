@@ -93,7 +93,7 @@ def plan(
     asked = PlanOptions(
         Goal.parse(budget, max_overhead, minimize),
         solver=solver, cost=cost, effort=effort, time_limit=time_limit, seed=seed, cache=cache, parity=parity,
-        or_least=or_least, offload=offload, host_budget=host_budget, progress=progress,
+        or_least=or_least, offload=offload, host_budget=host_budget, progress=progress,  # type: ignore[arg-type]
     )  # fmt: skip
     options = accept.search(asked)
     accept.unused_of(what, unused)
