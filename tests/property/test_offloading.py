@@ -87,9 +87,8 @@ def test_a_bound_is_met_where_the_link_has_just_the_time() -> None:
         bound = bounds.with_copies(graph, 0.0, inf).bytes
         assert least - 2 <= bound <= least
         assert overhead / 1.1 <= bounds.least_overhead_with_copies(graph, 1600, inf) <= overhead
-    assert (
-        bounds.with_copies(graph, 0.0, 200.0).bytes == 2199  # 2400 less what the host may hold, rounded down
-    )  # 24 without the two bytes that the host may hold, and rounded down
+    # 2400 bytes less what the host may hold, rounded down
+    assert bounds.with_copies(graph, 0.0, 200.0).bytes == 2199
 
 
 @examples(100)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from math import inf
 from typing import NamedTuple
 
-from hypothesis import assume
+from hypothesis import reject
 
 from rekindle.model.graph import Graph
 
@@ -58,7 +58,8 @@ def least_seconds(graph: Graph, limit: float, most_s: float = inf, host_bytes: f
             known[:] = [k for k in known if not all(x >= y for x, y in zip(k, new.times, strict=True))]
             known.append(new.times)
             count += 1
-            assume(count <= MOST_STATES)
+            if count > MOST_STATES:
+                reject()
             heapq.heappush(queue, (bound, count, new))
     return inf
 
