@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
 
 import asked
 import rekindle
 from command_line import step
 from graphs_by_hand import chain, unrolled
+from plan_documents import damaged, one_folder
 from rekindle import FormatError, Graph, InfeasibleBudget, Link, Plan, UsageError, bounds
 from rekindle.ask import Budget, PlanOptions
 from rekindle.model import formats
@@ -209,6 +211,19 @@ def test_a_tampered_plan_is_refused(tmp_path: Path, what: str) -> None:
     (tmp_path / "plan.json").write_text(json.dumps(doc))
     with pytest.raises(FormatError):
         rekindle.load(tmp_path / "plan.json")
+
+
+@given(doc=damaged(planned().to_json()))
+@one_folder
+def test_a_damaged_plan_with_copies_is_refused_or_whole(tmp_path: Path, doc: Any) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps(doc))
+    try:
+        plan = rekindle.load(tmp_path / "plan.json")
+    except FormatError:
+        return
+    assert plan.sentence
+    plan.save(tmp_path / "plan.json")
+    assert rekindle.load(tmp_path / "plan.json").figures() == plan.figures()
 
 
 def test_a_bound_for_schedules_without_copies_is_not_proven_of_a_plan_with_copies(tmp_path: Path) -> None:
