@@ -26,7 +26,8 @@ API = {  # public names by heading; a name that stands under none comes last
     "The steps": ["trace", "plan", "frontier", "apply", "verify", "load", "cite"],
     "Will it fit?": ["estimate", "largest_batch", "Estimate", "LargestBatch"],
     "Plans and results": ["Plan", "PartsPlan", "Trace", "Check"],
-    "Graphs and schedules": ["Graph", "Op", "Value", "Schedule", "Run", "Free", "simulate", "Simulation"],
+    "Graphs and schedules": ["Graph", "Op", "Value", "Link", "Schedule", "Run", "Free", "Offload", "Fetch", "simulate",
+                             "Simulation"],
     "Errors and warnings": ["RekindleError", "UsageError", "InfeasibleBudget", "TraceError", "PlanMismatch",
                             "ParityError", "FormatError", "RekindleWarning"],
 }  # fmt: skip

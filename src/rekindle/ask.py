@@ -187,6 +187,11 @@ class PlanOptions:
     progress: Progress = field(default=None, compare=False, repr=False)
 
     @property
+    def host_bytes(self) -> float:
+        """Bytes that the host may hold of values that are copied to it; infinite where none are said."""
+        return math.inf if self.host_budget is None else self.host_budget
+
+    @property
     def report(self) -> Callable[[str], None] | None:
         """The function that takes lines of progress now; None: nobody listens. See `progress.listener`."""
         return listener(self.progress)

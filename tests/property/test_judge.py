@@ -137,7 +137,7 @@ def test_rows_name_every_value_that_is_written_into() -> None:
     rows = [[0, 0, -1], [0, 1, 0], [0, 2, 3], [1, 0, -1], [0, 3, -2]]
     made = Schedule(steps, "hash", "hand")
     assert made.array.tolist() == rows
-    assert Schedule._from_array(np.array(rows[:4], np.int64), "hash", "hand").steps == steps[:4]
+    assert Schedule.from_array(np.array(rows[:4], np.int64), "hash", "hand").steps == steps[:4]
     assert repr(made) == "Schedule('hand', 4 runs, 1 frees)"
     assert Schedule((), "hash").array.shape == (0, 3)
 

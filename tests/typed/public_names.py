@@ -33,7 +33,10 @@ def without_torch() -> int:
     graph = rekindle.Graph(values, ops, keep=(1,))
     schedule = rekindle.Schedule([rekindle.Run(0), rekindle.Free(1)], graph.hash)
     judged: rekindle.Simulation = rekindle.simulate(graph, schedule)
-    return judged.peak_bytes
+    linked = rekindle.Graph(values, ops, keep=(1,), link=rekindle.Link(50e9, 50e9, copy_s=1e-5))
+    copied = rekindle.Schedule([rekindle.Run(0), rekindle.Offload(1), rekindle.Free(1), rekindle.Fetch(1)], linked.hash)
+    planned: rekindle.Plan = rekindle.plan(linked, 0.5, offload=True, host_budget="1GiB")
+    return judged.peak_bytes + rekindle.simulate(linked, copied).host_bytes + planned.moved_bytes
 
 
 def will_it_fit(model: nn.Module, sample: torch.Tensor) -> int:

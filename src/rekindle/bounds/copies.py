@@ -25,7 +25,10 @@ def with_copies(graph: Graph, overhead: float, host_bytes: float) -> Bound:
 
     host_bytes : that the host may hold.
     """
-    found, floor = at_overhead(graph, graph.weights("seconds"), overhead), single_op(graph)
+    weights, floor = graph.weights("seconds"), single_op(graph)
+    if not weights[graph.needed].any():  # beside a step of no seconds, no time of copies is an overhead
+        return floor
+    found = at_overhead(graph, weights, overhead)
     left = found.bytes - float(_away(graph, np.array([overhead]), host_bytes)[0]) - 1
     return floor if left <= floor.bytes else Bound(int(left), found.op)
 
@@ -39,7 +42,7 @@ def least_overhead_with_copies(graph: Graph, limit: int, host_bytes: float) -> f
     overheads = np.concatenate([[0.0], np.geomspace(1e-4, MOST_OVERHEAD, POINTS)])
     rooms = np.minimum(limit + _away(graph, overheads, host_bytes) + 1, 2.0**62)
     needed = np.array(extras_at(graph, weights, rooms.astype(np.int64).tolist())) / once
-    # Both sides of this comparison rise with the overhead: from the first one that suffices all do.
+    # More overhead means more bytes away, so less is needed: from the first one that suffices all do.
     enough = np.flatnonzero(needed <= overheads * (1 + EPS))
     first = int(enough[0]) if len(enough) else len(overheads)
     return 0.0 if first == 0 else float(overheads[first - 1])

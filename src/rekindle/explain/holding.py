@@ -13,7 +13,7 @@ import numpy as np
 from ..model.graph import Graph, Op
 from ..model.judge import Simulation, simulate
 from ..model.op_names import does
-from ..model.schedule import RUN, Schedule
+from ..model.schedule import FETCH, FREE, RUN, Schedule
 from .modules import pattern_of
 
 WORKSPACE, RUNNING, GRADIENT, SAVED, RECOMPUTED, FORWARD = (
@@ -25,7 +25,7 @@ RESIDENT = "resident"  # the role of what is held during the whole step
 
 
 class Life(NamedTuple):
-    """A value from the run that makes it to the last run that it is held in.
+    """A value from the run that makes it, or after which it is fetched, to the last run that it is held in.
 
     op : the op that makes it. role : "saved", "recomputed", "gradient" or "forward", as in `Held`.
     first, last : indices of runs; the value counts as held in the runs after `first`, up to `last`, in which it may be written
@@ -149,34 +149,40 @@ def is_gradient(graph: Graph, op: int) -> bool:
 
 
 def _lives(graph: Graph, schedule: Schedule, boundary: int | None) -> tuple[Life, ...]:
-    made: list[tuple[int, int, bool, int]] = []  # value, op, whether the op ran before, index of the run
+    # value, op, whether the op ran before, index of the run; and of the run after which it is held: a later one if fetched
+    made: list[tuple[int, int, bool, int, int]] = []
     last: dict[int, int] = {}  # position in `made` -> the last run of this life
     live: dict[int, int] = {}  # value -> position in `made`
+    latest: dict[int, int] = {}  # the same of values that were made, live or not
     ran: set[int] = set()
     run = -1
     for kind, i, into in schedule.array.tolist():
-        if kind != RUN:
+        if kind == FREE:
             last[live.pop(i)] = run
+        elif kind == FETCH:
+            live[i] = len(made)
+            made.append((*made[latest[i]][:4], run))
+        if kind != RUN:
             continue
         run += 1
         for v in graph.ops[i].outputs:
             if v not in live:
-                live[v] = len(made)
-                made.append((v, i, i in ran, run))
+                live[v] = latest[v] = len(made)
+                made.append((v, i, i in ran, run, run))
         ran.add(i)
         if into >= 0:
             last[live.pop(into)] = run
     runs = run + 1
 
-    def role(op: int, again: bool, first: int, end: int) -> str:
-        if boundary is not None and first < boundary < end:
+    def role(op: int, again: bool, made_in: int, end: int) -> str:
+        if boundary is not None and made_in < boundary < end:
             return SAVED
         return RECOMPUTED if again else GRADIENT if is_gradient(graph, op) else FORWARD
 
     ends = (last.get(k, runs) for k in range(len(made)))
     return tuple(
-        Life(v, op, role(op, again, first, end), first, end)
-        for (v, op, again, first), end in zip(made, ends, strict=True)
+        Life(v, op, role(op, again, made_in, end), first, end)
+        for (v, op, again, made_in, first), end in zip(made, ends, strict=True)
     )
 
 

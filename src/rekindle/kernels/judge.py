@@ -99,9 +99,9 @@ def clock(steps, seconds, link, graph):
     """(float64 [steps] when each step begins, the second at which all is done) of a valid schedule.
 
     Three engines work at the same time: one runs ops, one copies to the host, one copies back. Each does its steps in the order
-    of the schedule. A step that needs what another engine does waits for it: a copy to the host for the op that makes the
-    value or for the copy that brings it back, a fetch for the end of the copy to the host, an op for the values that it reads,
-    a free for the copies of its value, and an op that writes over a value for the copy of it.
+    of the schedule. A step that needs what another engine does waits for it: a copy for all ops and frees before it in the
+    schedule, and for the value's last copy the other way; an op for the values that it reads, a free for the copies of its
+    value, and an op that writes over a value for the copy of it.
 
     seconds : float64 [ops]. link : (seconds per byte to the host, seconds per byte back, seconds that a copy takes beside them,
     whether both directions work at the same time).

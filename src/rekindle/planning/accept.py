@@ -27,9 +27,9 @@ def search(asked: PlanOptions) -> PlanOptions:
 
     Raises
     ------
-    UsageError : an unknown solver, cost, effort or parity, an offload that is none or whose cost is not seconds, a time limit
-        that is no finite number above 0, a seed out of range, a flag that is none, or_least without a budget, a progress that
-        cannot be called.
+    UsageError : an unknown solver, cost, effort or parity, an offload that is none or whose cost is not seconds, a host budget
+        without offload, a time limit that is no finite number above 0, a seed out of range, a flag that is none, or_least
+        without a budget, a progress that cannot be called.
     """
     registry.get(asked.solver)
     choice("cost", asked.cost, COSTS)
@@ -41,7 +41,7 @@ def search(asked: PlanOptions) -> PlanOptions:
         raise UsageError(
             "or_least=True is for a budget: where none can be kept, the plan of least memory takes its place"
         )
-    if not any(asked.offload is x or asked.offload == x == "auto" for x in OFFLOADS):
+    if not isinstance(asked.offload, bool | str) or asked.offload not in OFFLOADS:
         raise UsageError(f'offload={value(asked.offload)} must be True, False or "auto"')
     if asked.offload is True and asked.cost != "seconds":
         raise UsageError(
@@ -60,13 +60,8 @@ def search(asked: PlanOptions) -> PlanOptions:
     callback("progress", asked.progress)
     seconds = time_limit if time_limit is None or type(time_limit) is int else float(time_limit)
     offload = asked.offload if asked.cost == "seconds" else False
-    return replace(
-        asked,
-        time_limit=seconds,
-        seed=seed(asked.seed),
-        offload=offload,
-        host_budget=asked.host_budget if offload else None,
-    )
+    host = asked.host_budget if offload else None
+    return replace(asked, time_limit=seconds, seed=seed(asked.seed), offload=offload, host_budget=host)
 
 
 def host_bytes(given: str | int | None) -> int | None:
@@ -80,7 +75,10 @@ def host_bytes(given: str | int | None) -> int | None:
         return None
     if isinstance(given, bool) or not isinstance(given, Integral | str):
         raise UsageError(f'host_budget={value(given)} is no size; write it like "16GiB" or as a number of bytes')
-    return parse_bytes(str(given))
+    try:
+        return parse_bytes(str(given))
+    except UsageError as e:
+        raise UsageError(f"host_budget: {e}") from e
 
 
 def seed(given: Any) -> int:

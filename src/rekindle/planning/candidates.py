@@ -77,11 +77,7 @@ class Scorer:
         if schedule.graph_hash != self.graph.hash:
             schedule = Schedule.from_runs(self.graph, schedule.runs, schedule.solver)
         judged = simulate(self.graph, schedule, self.cost)
-        needs = (
-            judged.peak_bytes
-            if self.spare is None
-            else int(self.memory(schedule).max(initial=self.graph.resident_bytes))
-        )
+        needs = judged.peak_bytes if self.spare is None else int(self.memory(schedule).max(initial=judged.peak_bytes))
         return Scored(schedule, judged, needs)
 
     def memory(self, schedule: Schedule) -> np.ndarray:

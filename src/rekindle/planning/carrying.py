@@ -6,7 +6,6 @@ was made with.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -102,7 +101,7 @@ def carried_plan(
         chosen = pick(small, aim)
         if not options.offload or graph.link is None:
             return chosen
-        copied = Offloading(scorer, aim, options.host_budget or math.inf).among(found, chosen)
+        copied = Offloading(scorer, aim, options.host_bytes).among(found, chosen)
         return None if copied is None or copied.judged.peak_bytes > largest else copied
 
     chosen = best()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,9 +46,8 @@ def holds(plan: Plan, settings: CertificateSettings | None = None) -> bool:
 
     plan = in_own_terms(plan)
     graph, weights = plan.graph, plan.graph.weights(plan.cost)
-    if plan.options.offload and graph.link is not None:
-        host = plan.options.host_budget or math.inf
-        proven = certify.beside_copies(graph, plan.peak_bytes, plan.overhead, plan.aim, host)
+    if plan.schedule.moves or plan.options.offload and graph.link is not None:
+        proven = certify.beside_copies(graph, plan.peak_bytes, plan.overhead, plan.aim, plan.options.host_bytes)
         least = plan.least_overhead <= proven.least_overhead + EPS
         return plan.bound_bytes <= proven.bound.bytes and least and (plan.status != "optimal" or proven.optimal)
     claim = Claim(graph, weights, plan.aim, plan.peak_bytes, plan.overhead)

@@ -91,6 +91,16 @@ def infeasible(
     )  # fmt: skip
 
 
+def beside_copies(refused: InfeasibleBudget, scorer: Scorer) -> InfeasibleBudget:
+    """The error of a plan without copies to the host as that of one that may have them: its bound holds for both."""
+    floor = bounds.single_op(scorer.graph if scorer.spare is None else relaxed(scorer.graph))
+    return InfeasibleBudget(
+        f"without copies to the host, {refused}. No copies to the host were found that keep it either",
+        budget=refused.budget, smallest_peak=refused.smallest_peak, bound_bytes=floor.bytes + (scorer.spare or 0),
+        op=bound_words(scorer.graph, floor, scorer.spare)[1],
+    )  # fmt: skip
+
+
 def bound_words(graph: Graph, floor: bounds.Bound, spare: int | None) -> tuple[str, str]:
     """(the bound of `floor_of` in words, the op that sets it)."""
     op = "what must be live at the end" if floor.op is None else op_words(graph.ops[floor.op])

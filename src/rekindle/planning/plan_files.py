@@ -121,6 +121,10 @@ def _wrong_in_itself(plan: Plan) -> str:
         return f"its bound is set by an op {value(plan.bound_op)} that its graph does not have"
     if goal.max_overhead is not None and plan.overhead > goal.max_overhead + FILE_EPS:
         return f"its overhead {plan.overhead:g} is above its goal {goal.max_overhead:g}"
+    if (plan.options.offload or plan.schedule.moves) and plan.cost != "seconds":
+        return f"it weighs copies to the host in seconds, and its cost is {plan.cost}"
+    if plan.host_bytes > plan.options.host_bytes:
+        return f"the host holds {plan.host_bytes} bytes, above its host budget {plan.options.host_bytes}"
     limit = plan.limit
     if limit is not None and peak > limit:
         return f"its peak {peak} is above its goal {limit}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from ..saying.shares import EPS, percent
 from ..saying.sizes import format_bytes
 from . import certify, registry, remembered
 from .candidates import Finish, Known, PlanRequest, Scored, Scorer, pick, smaller
-from .infeasible import floor_of, infeasible, no_such_overhead
+from .infeasible import beside_copies, floor_of, infeasible, no_such_overhead
 from .offloading import Offloading
 
 # Guesses that served on the benchmark's models.
@@ -131,7 +130,7 @@ def _offloaded(
     """
     start = time.monotonic()
     scorer, baseline, aim = request
-    graph, host_bytes = scorer.graph, options.host_budget or math.inf
+    graph, host_bytes = scorer.graph, options.host_bytes
     stays = replace(options, offload=False, host_budget=None)
     if graph.link is None:
         if options.offload is True:
@@ -155,8 +154,7 @@ def _offloaded(
         copied = Offloading(scorer, aim, host_bytes).best(plain, solver, problem)
         if copied is None:
             assert refused is not None
-            refused.args = (f"{refused}. No copies to the host were found that keep it either",)
-            raise refused
+            raise beside_copies(refused, scorer)
         best = copied
     proven = certify.beside_copies(graph, best.judged.peak_bytes, best.judged.overhead, aim, host_bytes)
     if memory is not None and found is None and not problem.interrupted.is_set():

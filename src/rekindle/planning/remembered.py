@@ -121,6 +121,9 @@ class Place:
             raise FormatError(f"{where} has a bound that is none of its peak")
         if r.whole("peak_bytes") != j.peak_bytes or not math.isclose(overhead, j.overhead, rel_tol=1e-9, abs_tol=1e-12):
             raise FormatError(f"{where} has other figures than its file says")
+        most = self.request.get("host_budget", 0)  # nothing where copies were not asked for
+        if most is not None and j.host_bytes > most:
+            raise FormatError(f"{where} copies more to the host than was asked")
         return Known(schedule, bound)
 
     def keep(self, found: Iterable[tuple[Scored, bounds.Bound]]) -> None:

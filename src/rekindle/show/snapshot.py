@@ -76,7 +76,8 @@ def snapshot(plan: Plan) -> dict[str, Any]:
 
 
 class _Frames:
-    """The stack that the page shows for an allocation: the op that makes it. moments : microseconds at which a step begins."""
+    """The stack that the page shows for an allocation: the op that makes or made it. moments : microseconds at which a step
+    begins."""
 
     def __init__(self, graph: Graph, plan: Plan):
         self._graph, self._rows = graph, plan.schedule.array
@@ -88,7 +89,8 @@ class _Frames:
         self.moments: list[int] = (np.concatenate([[0.0], np.cumsum(taken)[:-1]]) * scale).astype(np.int64).tolist()
 
     def of(self, step: int) -> list[dict[str, Any]]:
-        return [_frame(self._graph.ops[int(self._rows[step, 1])])]
+        kind, i, _ = self._rows[step].tolist()
+        return [_frame(self._graph.ops[i if kind == RUN else self._graph.arrays.producer[i]])]
 
 
 def _frame(op: Op) -> dict[str, Any]:

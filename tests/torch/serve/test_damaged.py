@@ -243,7 +243,7 @@ def test_damaged_plans(tmp_path: Path) -> None:
     for doc in documents:  # what is whole loads
         path.write_bytes(written(doc))
         checked(load(path), tmp_path / "again.json")
-    for seed in range(max(FILES, 400)):  # false claims are rare
+    for seed in range(max(FILES, 1000)):  # false claims are rare
         r = random.Random(seed)
         path.write_bytes(broken(r.choice(documents), r, consistent))
         with Timed(seed):
