@@ -192,19 +192,26 @@ def copied_schedules(draw: st.DrawFn, graph: Graph) -> Schedule:
     steps: list[Step] = []
     live: set[int] = set()
     host: set[int] = set()
+    coming: set[int] = set()  # values that were fetched and not needed since: the host has them still
     gone: set[int] = set()  # values that were freed here and that the schedule without copies still holds
+
+    def needed(values: set[int]) -> None:
+        host.difference_update(values & coming)
+        coming.difference_update(values)
 
     def take(step: Step) -> None:
         steps.append(step)
         if isinstance(step, Offload):
             host.add(step.value)
         elif isinstance(step, Fetch):
-            host.remove(step.value)
+            coming.add(step.value)
             live.add(step.value)
             gone.discard(step.value)
         elif isinstance(step, Free):
+            needed({step.value})
             live.remove(step.value)
         else:
+            needed(set(graph.ops[step.op].inputs))
             live.update(graph.ops[step.op].outputs)
             gone.difference_update(graph.ops[step.op].outputs)
             live.discard(-1 if step.into is None else step.into)
@@ -213,7 +220,7 @@ def copied_schedules(draw: st.DrawFn, graph: Graph) -> Schedule:
         """Up to two copies or frees that may stand here."""
         for _ in range(draw(st.integers(0, 2))):
             may: list[Step] = [Offload(v) for v in sorted(live - host)]
-            may += [Free(v) for v in sorted(live & host)] + [Fetch(v) for v in sorted(host - live)]
+            may += [Free(v) for v in sorted(live & host - coming)] + [Fetch(v) for v in sorted(host - coming - live)]
             if may:
                 take(step := draw(st.sampled_from(may)))
                 if isinstance(step, Free):
@@ -224,8 +231,8 @@ def copied_schedules(draw: st.DrawFn, graph: Graph) -> Schedule:
         if isinstance(step, Free) and step.value in gone and draw(st.booleans()):
             gone.remove(step.value)
             continue
-        needed = [step.value] if isinstance(step, Free) else sorted({*graph.ops[step.op].inputs} & produced)  # type: ignore[union-attr]
-        for v in needed:
+        reads = [step.value] if isinstance(step, Free) else sorted({*graph.ops[step.op].inputs} & produced)  # type: ignore[union-attr]
+        for v in reads:
             if v not in live:
                 take(Fetch(v))
         take(step)

@@ -141,7 +141,7 @@ def _explain(graph: Graph, status: int, step: int, detail: int) -> str:
         _judge.FREE_DEAD: f"frees value {detail}, which is not live there (or is an input, held by the caller)",
         _judge.BAD_INTO: f"writes into value {detail}, which the op may not overwrite there",
         _judge.LOST_KEEP: f"ends without value {detail}, which must be kept",
-        _judge.NOT_THERE: f"copies value {detail} to the host, which is not live there, an input, or copied already",
+        _judge.NOT_THERE: f"copies value {detail} to the host, which is not live there, an input, or on the host",
         _judge.NOT_AWAY: f"fetches value {detail}, of which the host has no copy, or which is live there",
     }[status]
     return f"invalid schedule for graph {name(graph.name)!r}: step {step} {what}"
