@@ -2,7 +2,8 @@
 
 Schedules that cost less, and hold more than the goal allows, get copies until they keep the goal (see `structure.copying`).
 They come from the curve that the search for a plan without copies has met, and from one more search at the peak of the best of
-them. The result is never worse than the plan without copies.
+them. A solver that chooses copies itself is asked last: its schedules are finished, and the values that it copies get their
+copies anew, before any others. The result is never worse than the plan without copies.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..ask import Aim
-from ..model.schedule import Schedule
+from ..model.schedule import OFFLOAD, Schedule
 from ..problem import Problem, Solver
 from ..saying.shares import EPS
 from ..structure.copying import Copying
@@ -28,7 +29,7 @@ HALVINGS = 6  # of the bytes between a peak that is reached and one that is not
 class Offloading:
     """A search for the best schedule with copies.
 
-    problem : as the solver takes it. host_bytes : that the host may hold.
+    problem : as the solver takes it. host_bytes : that the host may hold. leaving : as `Copying` takes it.
     """
 
     scorer: Scorer
@@ -36,12 +37,26 @@ class Offloading:
     problem: Problem
     aim: Aim
     host_bytes: float
+    leaving: np.ndarray | None = None
 
     def best(self, plain: Scored | None) -> Scored | None:
         """The best candidate for the goal, with copies or without; None: nothing keeps the goal.
 
         plain : the best one without copies; None: none keeps the goal.
         """
+        found, graph = self._added(plain), self.scorer.graph
+        if not self.solver.copies:
+            return found
+        for s in self.solver.solve(replace(self.problem, link=graph.link)):
+            values = s.array[s.array[:, 0] == OFFLOAD, 1]
+            if len(values):
+                leaving = np.isin(np.arange(len(graph.values)), values)
+                finished = self.scorer.score(Schedule.from_runs(self.problem.graph, s.runs, s.solver))
+                found = replace(self, leaving=leaving)._better(found, [finished])
+        return found
+
+    def _added(self, plain: Scored | None) -> Scored | None:
+        """The best candidate whose copies were put into schedules that know of none."""
         curve = self._curve()
         found = self._better(plain, curve)
         if found is None or found is plain:
@@ -96,7 +111,7 @@ class Offloading:
         return found
 
     def _copying(self, s: Scored) -> Copying:
-        return Copying(self.scorer.graph, s.schedule, self.scorer.memory(s.schedule))
+        return Copying(self.scorer.graph, s.schedule, self.scorer.memory(s.schedule), self.leaving)
 
     def _copied(self, copying: Copying, limit: int, most_s: float) -> Scored | None:
         """The candidate within a limit, in bytes as `Scored.needs` counts them."""
