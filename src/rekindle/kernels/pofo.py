@@ -92,35 +92,34 @@ def _stage(room, waiting, own, rate, seconds):
 
 
 @inner
+def _alone(m, first, last, room):
+    """(seconds, slots of the table) to run stages forward and backward in `room` bytes; infinite where that is too little."""
+    slots = min(int(np.floor(room / m.fine + 1e-9)), m.table.shape[1] - 1)
+    return (m.table[row(first, last), slots] if slots >= 0 else np.inf), slots
+
+
+@inner
 def _again(m, first, last, free, b):
-    """(seconds, slots of memory) to run stages forward and backward again, and to fetch meanwhile what may then be missing."""
-    best, best_slots, late = np.inf, 0, 0.0
+    """(seconds, slots of the table) to run passed stages forward and backward, and then to fetch what of b is still missing."""
+    best, slots, late = np.inf, 0, 0.0
     while True:
-        slots = int(np.floor((free - b + late) / m.fine + 1e-9))
-        if slots >= 0:
-            slots = min(slots, m.table.shape[1] - 1)
-            seconds = m.table[row(first, last), slots] + late / m.back
-            if seconds < best:
-                best, best_slots = seconds, slots
+        seconds, used = _alone(m, first, last, free - b + late)
+        if seconds + late / m.back < best:
+            best, slots = seconds + late / m.back, used
         if late >= b:
-            return best, best_slots
+            return best, slots
         late = min(b, late + m.unit)
 
 
 @inner
 def _rest(m, first, free, p, b):
-    """(seconds, slots of memory) of the last stages."""
-    last, most = len(m.unread) - 1, m.table.shape[1] - 1
+    """(seconds, slots of the table) of the last stages, with copies before and after or meanwhile."""
     copies = p / m.out + b / m.back
-    alone, beside = int(np.floor(free / m.fine + 1e-9)), int(np.floor((free - max(p, b)) / m.fine + 1e-9))
-    best, slots = np.inf, min(alone, most)
-    if alone >= 0:
-        best = copies + m.table[row(first, last), slots]
-    if beside >= 0:
-        seconds = max(copies, m.table[row(first, last), min(beside, most)])
-        if seconds < best:
-            best, slots = seconds, min(beside, most)
-    return best, slots
+    apart, slots = _alone(m, first, len(m.unread) - 1, free)
+    beside, fewer = _alone(m, first, len(m.unread) - 1, free - max(p, b))
+    if max(copies, beside) < copies + apart:
+        return max(copies, beside), fewer
+    return copies + apart, slots
 
 
 @inner
@@ -128,10 +127,9 @@ def _fill(ways, m, i, saved, kept, p, b):
     """The ways at stage i, for each of the bytes p and b. saved : whether the stage before is saved."""
     stages, n, size = m.stages, len(m.unread), m.input[saved, i]
     free = m.unit * m.slots - kept - size
-    waiting_gradient = stages.gradient[n - 1]
     for way in range(_count(m, i)):
         k = i + max(0, way - 1)
-        peak = (stages.save_peak[i, 0] if way == 0 else stages.passing[i, k]) + waiting_gradient
+        peak = (stages.save_peak[i, 0] if way == 0 else stages.passing[i, k]) + stages.gradient[n - 1]
         seconds = stages.save_time[i, 0] if way == 0 else stages.skip_time[k]
         own = size if way == 0 else size + m.unread[i]
         for copied in range(2):
@@ -143,35 +141,26 @@ def _fill(ways, m, i, saved, kept, p, b):
                     spent += ways.ahead[way - 1, copied, x]
                 ways.ahead[way, copied, x], ways.left[way, copied, x] = spent, left
         for y in range(len(b)):
-            if way == 0:
-                ways.behind[way, y] = _stage(
-                    free - stages.backward_peak[i, 0], b[y], 0.0, m.back, stages.backward_time[i, 0]
-                )[0]
-            else:
+            if way > 0:
                 ways.behind[way, y] = _again(m, i, k, free, b[y])[0]
-
-
-@inner
-def _cell(slots, kept, p, b):
-    """Where V stands for so many slots."""
-    width = slots - kept + 1
-    before = (slots + 1) * (slots + 2) * (2 * slots + 3) // 6 - width * (width + 1) * (2 * width + 1) // 6
-    return before + p * width + b
+                continue
+            room = free - stages.backward_peak[i, 0]
+            ways.behind[way, y] = _stage(room, b[y], 0.0, m.back, stages.backward_time[i, 0])[0]
 
 
 @inner
 def _later(values, m, kept, p, b):
-    """V of one stage for so many bytes. What no slot is left for is copied first."""
+    """V of one stage for so many bytes. Those for which there is no slot are copied first."""
     a = int(np.ceil(kept / m.unit - 1e-9))
-    if a > m.slots or values[_cell(m.slots, a, 0, 0)] == np.inf:
+    if a > m.slots or values[a, 0, 0] == np.inf:
         return np.inf
     most = m.slots - a
     wait = max(0.0, p - most * m.unit) / m.out + max(0.0, b - most * m.unit) / m.back
     x, y = min(p / m.unit, most), min(b / m.unit, most)
     q, r = min(int(x), max(0, most - 1)), min(int(y), max(0, most - 1))
-    x, y, wide = x - q, y - r, min(1, most)
-    low = (1 - y) * values[_cell(m.slots, a, q, r)] + y * values[_cell(m.slots, a, q, r + wide)]
-    high = (1 - y) * values[_cell(m.slots, a, q + wide, r)] + y * values[_cell(m.slots, a, q + wide, r + wide)]
+    x, y, q2, r2 = x - q, y - r, min(q + 1, most), min(r + 1, most)
+    low = (1 - y) * values[a, q, r] + y * values[a, q, r2]
+    high = (1 - y) * values[a, q2, r] + y * values[a, q2, r2]
     return wait + (1 - x) * low + x * high
 
 
@@ -200,33 +189,24 @@ def _best(ways, m, values, i, saved, kept, x, y, p, b):
 
 @entry
 def solve(m):
-    """float64 [n, 2, cells]: V(i, a, p, b), with a saved stage before i in [i, 1]. Its cells are those of `_cell`."""
-    n = len(m.unread)
-    values = np.full((n, 2, _cell(m.slots, m.slots, 0, 0) + 1), np.inf)
-    ways = _room(n, m.slots + 1)
+    """float64 [n, 2, slots + 1, slots + 1, slots + 1]: V(i, a, p, b) in slots, in [i, 1] where stage i - 1 is saved;
+    infinite where memory is missing. V(0, a, 0, 0) is the least time of the whole chain in `slots - a` slots."""
+    n, k = len(m.unread), m.slots + 1
+    values = np.full((n, 2, k, k, k), np.inf)
+    ways = _room(n, k)
     for i in range(n - 1, -1, -1):
         for saved in range(2 if i else 1):
-            for a in range(m.slots + 1):
+            for a in range(k):
                 kept = a * m.unit
                 if m.unit * m.slots - kept - m.input[saved, i] < 0:
                     break
-                grid = np.arange(m.slots - a + 1) * m.unit
+                grid = np.arange(k - a) * m.unit
                 _fill(ways, m, i, saved, kept, grid, grid)
-                for x in range(len(grid)):
-                    for y in range(len(grid)):
-                        values[i, saved, _cell(m.slots, a, x, y)] = _best(
-                            ways, m, values, i, saved, kept, x, y, grid[x], grid[y]
-                        )[0]
+                for x in range(k - a):
+                    for y in range(k - a):
+                        best, _, _ = _best(ways, m, values, i, saved, kept, x, y, grid[x], grid[y])
+                        values[i, saved, a, x, y] = best
     return values
-
-
-@entry
-def times(values, slots):
-    """float64 [slots + 1]: the least time of the whole chain with so many slots of memory."""
-    found = np.empty(slots + 1)
-    for a in range(slots + 1):
-        found[slots - a] = values[0, 0, _cell(slots, a, 0, 0)]
-    return found
 
 
 @entry

@@ -70,7 +70,7 @@ def pofo(problem: Problem) -> Iterator[Schedule]:
     for slots in dict.fromkeys(fluid.slots(int(near * top)) for near in NEAR):
         if slots < 0 or not np.isfinite(fluid.times[slots]) or problem.time_left <= 0:
             continue
-        yield from _copied(problem, *fluid.runs(slots), problem.room or fluid.bytes(slots))
+        yield from _copied(problem, *fluid.runs(slots), fluid.bytes(slots) if problem.room is None else problem.room)
 
 
 def _aim(problem: Problem, fluid: Fluid) -> int | None:
@@ -103,8 +103,12 @@ class Fluid:
     """
 
     def __init__(self, chain: Chain, weights: np.ndarray, link: Link):
-        self.chain, self.link = chain, link
-        self.curve = Curve(chain, weights)
+        self.chain, self.curve = chain, Curve(chain, weights)
+        sizes = chain.lives.size[chain.lives.read_back & (chain.lives.size > 0)]
+        beside = (
+            link.copy_s / max(1.0, float(sizes.mean())) if len(sizes) else 0.0
+        )  # of each byte; the model has no copies
+        self.rates = 1 / (1 / link.out_bytes_per_s + beside), 1 / (1 / link.in_bytes_per_s + beside)
 
     def aim(self, top: int) -> None:
         """Find the times, with the slots spread over `top` bytes."""
@@ -115,10 +119,10 @@ class Fluid:
         self.model = kernel.Model(
             Stages(*(x[0] for x in self.curve.levels)), self.curve.tables[0], float(self.curve.unit),
             np.array([lives.read, saved], np.float64), lives.unread.astype(np.float64), float(self.unit), SLOTS,
-            self.link.out_bytes_per_s, self.link.in_bytes_per_s,
+            *self.rates,
         )  # fmt: skip
         self.values = kernel.solve(self.model)
-        self.times = self.curve.once + kernel.times(self.values, SLOTS)
+        self.times = self.curve.once + self.values[0, 0, ::-1, 0, 0]
 
     def bytes(self, slots: int) -> int:
         """The memory in so many slots."""
