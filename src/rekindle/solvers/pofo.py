@@ -9,7 +9,8 @@ forward to backward is kept on the device or copied. Passed stages run again as 
 Optimality: for the time of its fluid model (`kernels.pofo`), among schedules in which only what the first forward keeps is
 copied, once and as a whole, with memory counted in slots. In the model each byte is free as soon as it has left; a value is
 freed once all of it has. So a plan may wait longer than its model says. `structure.copying` puts the copies in: first of the
-values that the model copies, then of others where these do not suffice.
+values that the model copies, then of others where these do not suffice. The model spreads the seconds that a copy takes beside
+its bytes over the bytes of all values.
 
 It goes beyond the paper in one thing: the last stages, from any one on, may run as in `rotor` while copies go on. So the model
 is never slower than `rotor` in the same slots.
