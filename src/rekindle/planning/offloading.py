@@ -52,7 +52,7 @@ class Offloading:
             values = s.array[s.array[:, 0] == OFFLOAD, 1]
             if len(values):
                 leaving = np.isin(np.arange(len(graph.values)), values)
-                finished = self.scorer.score(Schedule.from_runs(self.problem.graph, s.runs, s.solver))
+                finished = self.scorer.score(Schedule.from_runs(self.problem.graph, s.runs, self.solver.name))
                 found = replace(self, leaving=leaving)._better(found, [finished])
         return found
 
