@@ -61,7 +61,7 @@ def pofo(problem: Problem) -> Iterator[Schedule]:
     for s in rotor(problem):
         yield Schedule.from_array(s.array, s.graph_hash, "pofo")
     chain = chain_of(problem.graph, MOST_STAGES)
-    if chain is None or problem.link is None or problem.whole:
+    if chain is None or problem.link is None or problem.whole or problem.time_left <= 0:
         return
     fluid = Fluid(chain, problem.weights, problem.link)
     top = _aim(problem, fluid)
