@@ -79,10 +79,8 @@ def _aim(problem: Problem, fluid: Fluid) -> int | None:
     if problem.room is not None:
         return problem.room
     fluid.aim(fluid.curve.whole)
-    more = (
-        np.inf if problem.max_overhead is None else problem.base_cost * problem.max_overhead + EPS * problem.base_cost
-    )
-    enough = np.flatnonzero(fluid.times - problem.base_cost <= more)
+    share = np.inf if problem.max_overhead is None else problem.max_overhead + EPS
+    enough = np.flatnonzero(fluid.times <= problem.base_cost * (1 + share))
     return fluid.bytes(int(enough[0])) if len(enough) else None
 
 
@@ -106,9 +104,8 @@ class Fluid:
     def __init__(self, chain: Chain, weights: np.ndarray, link: Link):
         self.chain, self.curve = chain, Curve(chain, weights)
         sizes = chain.lives.size[chain.lives.read_back & (chain.lives.size > 0)]
-        beside = (
-            link.copy_s / max(1.0, float(sizes.mean())) if len(sizes) else 0.0
-        )  # of each byte; the model has no copies
+        # The seconds that a copy takes beside its bytes, for each of them: the model has no single copies.
+        beside = link.copy_s / max(1.0, float(sizes.mean())) if len(sizes) else 0.0
         self.rates = 1 / (1 / link.out_bytes_per_s + beside), 1 / (1 / link.in_bytes_per_s + beside)
 
     def aim(self, top: int) -> None:
