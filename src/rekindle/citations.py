@@ -48,8 +48,9 @@ def _solvers_of(what: Plan | PartsPlan | str) -> list[str]:
         raise UsageError(f"cite takes a plan or the name of a solver, not something of type {type(what).__name__}")
     found: dict[str, None] = {}
     for _, p in what.pieces:
-        asked = registry.get(p.solver).members(p.graph, p.options.effort, p.status == "optimal")
-        found |= dict.fromkeys([p.solver, *asked])
+        solver = registry.get(p.solver)
+        asked = solver.members(p.graph, p.options.effort, p.status == "optimal")
+        found |= dict.fromkeys([p.solver, *asked, *(["pofo"] if solver.copies and p.options.offload else [])])
     return [*found]
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .allowance import Allowance
-from .model.graph import Graph
+from .model.graph import Graph, Link
 from .model.schedule import Schedule
 from .saying.shares import EPS
 
@@ -43,6 +43,8 @@ class Problem:
     whole : the whole frontier is wanted: a solver that finds it in one search yields all of it.
     coarse : with `whole`: as a first sweep finds it, without closer looks.
     interrupted : set once the user has asked for the best so far.
+    link : how fast values are copied to the host and back, where schedules may do that; None: they may not. Only solvers that
+        are `Solver.copies` look at it, and take the weights for seconds.
     """
 
     graph: Graph
@@ -58,6 +60,7 @@ class Problem:
     coarse: bool = False
     interrupted: threading.Event = field(default_factory=threading.Event)
     allowance: Allowance | None = None
+    link: Link | None = None
 
     @property
     def base_cost(self) -> float:
@@ -129,6 +132,7 @@ class Solver:
         once, after `solve`.
     quick : a fast search for small schedules and a few cheaper ones, for errors that name what is reachable; None: `solve`.
     members : (graph, effort, whether the plan is proven optimal) -> names of the solvers that it asks there, for citations.
+    copies : of a problem with a link it makes schedules that copy values to the host.
     known : hash of a graph -> sequences of runs over its whole curve, where it was solved in this process and is remembered.
     """
 
@@ -143,6 +147,7 @@ class Solver:
     declines: Callable[[Graph], str] = lambda _: ""
     thorough: bool = False
     joins: bool = False
+    copies: bool = False
     retry: Retry = no_retry
     quick: Solve | None = None
     known: Callable[[str], Sequence[np.ndarray]] = nothing_known

@@ -181,7 +181,7 @@ def test_the_sequence_takes_the_time_and_the_memory_of_the_table(c: Sizes, memor
     time = tables[0, kernel.row(0, len(c) - 1), memory]
     assume(np.isfinite(time))
     state: State = (len(c) - 1, -1, frozenset(), ())
-    for what, stage, option, _ in kernel.sequence(c.stages(), c.enter(), 1, tables, memory).tolist():
+    for what, stage, option, _ in kernel.sequence(c.stages(), c.enter(), 1, tables, memory, 0, len(c) - 1).tolist():
         t, head, kept, saved = state
         if what != kernel.FORGET and what != kernel.BACKWARD and head == stage:
             head, kept = -1, kept | {stage}  # the input stays

@@ -215,7 +215,7 @@ def test_the_sequence_takes_the_time_and_the_memory_of_the_table(c: Small, memor
             + sum(c.kept[at_hand[i]][i] for i in range(behind))
         )
 
-    for what, stage, option, level in kernel.sequence(levels, enter, 1, table, memory).tolist():
+    for what, stage, option, level in kernel.sequence(levels, enter, 1, table, memory, 0, n - 1).tolist():
         if what == BACKWARD:
             took += c.back[stage][option]
             assert held() + c.extra[stage][option] <= memory

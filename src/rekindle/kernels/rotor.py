@@ -211,14 +211,14 @@ def _put(rows, i, a, b, c, d):
 
 
 @entry
-def sequence(levels, enter, unit, table, memory):
-    """int64 [operations, 4]: operation, stage, option, level, of least time in `memory` slots; the time must be finite.
-    KEEP_INPUT: the input of the stage is kept and no more."""
+def sequence(levels, enter, unit, table, memory, first, last):
+    """int64 [operations, 4]: operation, stage, option, level, of least time for stages `first` to `last` in `memory` slots; the
+    time must be finite. KEEP_INPUT: the input of the stage is kept and no more."""
     count, n = levels.gradient.shape
     found = np.empty((4 * n, 4), np.int64)
     done = 0
     stack = np.empty((3 * n + 3, 4), np.int64)  # (s, t, m, level), or (-1, stage, option, level) to run backward
-    _put(stack, 0, 0, n - 1, memory, 0)
+    _put(stack, 0, first, last, memory, 0)
     top = 1
     while top > 0:
         top -= 1

@@ -73,7 +73,7 @@ RUN_BINS = fields(moves.SequenceBins, FLOATS, FLOATS, FLOATS, SHORT_2D, INTS)
 # a plan comes from the back.
 KERNELS: list[tuple[Any, tuple[Any, ...]]] = [
     (search.anneal, (POINT, INTS, INTS, INSTANCE, OBJECTIVE, POINT_BINS, INT, FLOAT, INT)),
-    (rotor.sequence, (STAGES, FLOATS_3D, INT, FLOATS_3D, INT)),
+    (rotor.sequence, (STAGES, FLOATS_3D, INT, FLOATS_3D, INT, INT, INT)),
     (moves.anneal, (SEQUENCE, OPS, OBJECTIVE, RUN_BINS, FLOAT, INT, FLOAT, INT)),
     (sequence.fill, (SEQUENCE, INTS, OPS)),
     (rotor.solve, (STAGES, FLOATS_3D, INT, INT)),

@@ -2,7 +2,8 @@
 
 Schedules that cost less, and hold more than the goal allows, get copies until they keep the goal (see `structure.copying`).
 They come from the curve that the search for a plan without copies has met, and from one more search at the peak of the best of
-them. The result is never worse than the plan without copies.
+them. A solver that chooses copies itself is asked last: its schedules are finished, and the values that it copies get their
+copies anew, before any others. The result is never worse than the plan without copies.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..ask import Aim
-from ..model.schedule import Schedule
+from ..model.schedule import OFFLOAD, Schedule
 from ..problem import Problem, Solver
 from ..saying.shares import EPS
 from ..structure.copying import Copying
@@ -26,17 +27,35 @@ HALVINGS = 6  # of the bytes between a peak that is reached and one that is not
 
 @dataclass(frozen=True)
 class Offloading:
-    """A search for the best schedule with copies. host_bytes : that the host may hold."""
+    """A search for the best schedule with copies.
+
+    host_bytes : that the host may hold. leaving : as `Copying` takes it.
+    """
 
     scorer: Scorer
     aim: Aim
     host_bytes: float
+    leaving: np.ndarray | None = None
 
     def best(self, plain: Scored | None, solver: Solver, problem: Problem) -> Scored | None:
         """The best candidate for the goal, with copies or without; None: nothing keeps the goal.
 
         plain : the best one without copies; None: none keeps the goal. problem : as the solver was asked.
         """
+        found, graph = self._added(plain, solver, problem), self.scorer.graph
+        fastest = self.aim.limit is not None and found is not None and found.judged.overhead <= EPS
+        if fastest or not solver.copies:
+            return found
+        for s in solver.solve(replace(problem, link=graph.link)):
+            values = s.array[s.array[:, 0] == OFFLOAD, 1]
+            if len(values):
+                leaving = np.isin(np.arange(len(graph.values)), values)
+                finished = self.scorer.score(Schedule.from_runs(problem.graph, s.runs, solver.name))
+                found = replace(self, leaving=leaving).among([finished], found)
+        return found
+
+    def _added(self, plain: Scored | None, solver: Solver, problem: Problem) -> Scored | None:
+        """The best candidate whose copies were put into schedules that know of none."""
         graph = self.scorer.graph
         runs = solver.known(problem.graph.hash)
         if not len(runs):
@@ -94,7 +113,7 @@ class Offloading:
         return found
 
     def _copying(self, s: Scored) -> Copying:
-        return Copying(self.scorer.graph, s.schedule, self.scorer.memory(s.schedule))
+        return Copying(self.scorer.graph, s.schedule, self.scorer.memory(s.schedule), self.leaving)
 
     def _copied(self, copying: Copying, limit: int, most_s: float) -> Scored | None:
         """The candidate within a limit, in bytes as `Scored.needs` counts them."""

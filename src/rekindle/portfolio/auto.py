@@ -47,6 +47,7 @@ from ..model.judge import simulate
 from ..model.schedule import Schedule
 from ..problem import Problem, choose, register
 from ..saying.shares import EPS
+from ..solvers.pofo import pofo
 from ..solvers.rotor import thin
 from ..structure.archive import pareto
 from . import proposals, recent, small, way_down
@@ -121,9 +122,14 @@ def members(graph: Graph, effort: str, optimal: bool) -> tuple[str, ...]:
     quick=proposals.small_plans,
     known=recent.known_runs,
     members=members,
+    copies=True,
 )
 def auto(problem: Problem) -> Iterator[Schedule]:
-    """The portfolio: seeds from fast solvers, then a search of the stretch of the curve in which the goal lies."""
+    """The portfolio: seeds from fast solvers, then a search of the stretch of the curve in which the goal lies. Of a problem
+    with a link, the schedules of `pofo` alone."""
+    if problem.link is not None:
+        yield from pofo(problem)
+        return
     if problem.whole:
         yield Schedule.baseline(problem.graph, "auto")
     proven = small.proven(problem)

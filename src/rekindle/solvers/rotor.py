@@ -89,7 +89,7 @@ class Curve:
 
     def aim(self, top: int) -> None:
         """Find the times, with the slots spread over `top` bytes."""
-        self.unit = _unit(max(0, min(self.whole, top) - self.chain.held), self.slots, self.chain.saved)
+        self.unit = unit_of(max(0, min(self.whole, top) - self.chain.held), self.slots, self.chain.saved)
         self.solve()
         self.times = self.once + self.tables[0, kernel.row(0, len(self.chain) - 1)]
 
@@ -97,9 +97,12 @@ class Curve:
         """Find the tables of `kernels.rotor`."""
         self.tables = kernel.solve(self.levels, self.enter, self.unit, self.slots)
 
-    def rows(self, slots: int) -> list[list[int]]:
-        """(operation, stage, option, level) of least time in so many slots."""
-        rows: list[list[int]] = kernel.sequence(self.levels, self.enter, self.unit, self.tables, slots).tolist()
+    def rows(self, slots: int, first: int = 0, last: int | None = None) -> list[list[int]]:
+        """(operation, stage, option, level) of least time in so many slots, of these stages or all."""
+        to = len(self.chain) - 1 if last is None else last
+        rows: list[list[int]] = kernel.sequence(
+            self.levels, self.enter, self.unit, self.tables, slots, first, to
+        ).tolist()
         return rows
 
     @property
@@ -121,7 +124,7 @@ class Curve:
         return [entry(self.chain.graph, self.weights, runs) for runs in self.runs(slots)]
 
 
-def _unit(top: int, slots: int, sizes: np.ndarray) -> int:
+def unit_of(top: int, slots: int, sizes: np.ndarray) -> int:
     """Bytes of a slot, for at least `top` bytes in all the slots, such that rounding adds least to the sizes."""
     units = np.maximum(1, -(-top // np.arange(slots // 2, slots + 1)))
     different, count = np.unique(sizes, return_counts=True)

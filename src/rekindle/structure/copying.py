@@ -26,10 +26,11 @@ class Copying:
     O(runs of all gaps) per order.
 
     graph : with a link. memory : int64 [runs], bytes during each run, as the limit counts them.
+    leaving : bool [values]; values that a solver has chosen, whose gaps are taken before all others; None: it has chosen none.
     """
 
-    def __init__(self, graph: Graph, schedule: Schedule, memory: np.ndarray):
-        self.graph, self.schedule, self.memory = graph, schedule, memory
+    def __init__(self, graph: Graph, schedule: Schedule, memory: np.ndarray, leaving: np.ndarray | None = None):
+        self.graph, self.schedule, self.memory, self.leaving = graph, schedule, memory, leaving
         self.seconds = graph.weights("seconds")
 
     @cached_property
@@ -48,6 +49,8 @@ class Copying:
     def orders(self) -> list[np.ndarray]:
         """Orders in which gaps are taken, int64 [gaps] each."""
         gaps, rows = self.gaps, self.schedule.array
+        if self.leaving is not None:
+            return [np.argsort(~self.leaving[gaps.value], kind="stable").astype(np.int64)]
         size = self.graph.arrays.bytes[gaps.value]
         begins = np.concatenate([[0.0], np.cumsum(self.seconds[rows[rows[:, 0] == RUN, 1]])])
         lasts = begins[gaps.next] - begins[gaps.last + 1]
