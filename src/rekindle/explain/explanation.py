@@ -14,7 +14,7 @@ from .holding import Holder, holders, peak
 from .loss import loss_ops
 from .modules import folded_paths
 from .rows import Row, forward_tree, rewriting_row, rows
-from .screen import OnScreen, holders_screen, remarks_screen, table_screen, table_unit, title
+from .screen import OnScreen, any_moved, holders_screen, remarks_screen, table_screen, table_unit, title
 from .words import remarks
 
 if TYPE_CHECKING:
@@ -72,10 +72,11 @@ class Explanation(OnScreen):
 
     def lines(self) -> list[str]:
         """The screen, line by line."""
+        copied = "copied to the host, " if any_moved(self.rows) else ""
         return [
             *title(self),
             "",
-            f"In {table_unit(self.rows)[0]}: kept from forward for backward, recomputed, and saved at the peak.",
+            f"In {table_unit(self.rows)[0]}: kept from forward for backward, {copied}recomputed, and saved at the peak.",
             *table_screen(self.rows),
             "",
             "Held at the planned peak:",
