@@ -6,12 +6,13 @@ Seconds are multiples of 1/8, so that sums are exact in any order and results ca
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from rekindle.model.graph import BOUNDARY, Graph, Op, Value
-from rekindle.model.schedule import Free, Run, Schedule, Step
+from rekindle.model.graph import BOUNDARY, Graph, Link, Op, Value
+from rekindle.model.schedule import Fetch, Free, Offload, Run, Schedule, Step
 
 
 def examples(count: int) -> settings:
@@ -149,6 +150,36 @@ def schedules(draw: st.DrawFn, graph: Graph) -> Schedule:
     frees = [i for i, s in enumerate(schedule.steps) if isinstance(s, Free)]
     dropped = set(draw(st.lists(st.sampled_from(frees), max_size=2))) if frees else set()
     return Schedule(tuple(s for i, s in enumerate(schedule.steps) if i not in dropped), graph.hash, "random")
+
+
+@st.composite
+def schedules_with_copies(draw: st.DrawFn, graph: Graph) -> tuple[Graph, Schedule]:
+    """The graph with a link, and a valid schedule in which values are copied to the host and fetched before they are needed."""
+    produced = {v for op in graph.ops for v in op.outputs}
+    base = draw(schedules(graph)).steps
+    live, on_host, gone = set[int](), set[int](), set[int]()
+    steps: list[Step] = []
+    for s in base:
+        op = graph.ops[s.op] if isinstance(s, Run) else None
+        needed = set(op.inputs if op else [s.value]) & gone  # type: ignore[union-attr]
+        steps += [Fetch(v) for v in sorted(needed)]
+        gone, on_host = gone - needed, on_host - needed
+        others = sorted((live - gone) - set(op.inputs if op else [s.value]))  # type: ignore[union-attr]
+        for v in draw(st.lists(st.sampled_from(others), unique=True, max_size=2)) if others else []:
+            steps += [] if v in on_host else [Offload(v)]
+            on_host.add(v)
+            if draw(st.booleans()):
+                steps.append(Free(v))
+                gone.add(v)
+        steps.append(s)
+        live |= set(op.outputs) if op else set()
+        gone -= live & set(op.outputs) if op else set()
+        live -= {s.into} if isinstance(s, Run) else {s.value}
+    steps += [Fetch(v) for v in sorted(gone & set(graph.keep) & produced)]
+    link = Link(
+        *(draw(st.sampled_from([1.0, 8.0, 64.0])) for _ in range(2)), copy_s=0.0, both_at_once=draw(st.booleans())
+    )
+    return replace(graph, link=link), Schedule(steps, graph.hash, "copies")
 
 
 @st.composite

@@ -72,11 +72,13 @@ class Explanation(OnScreen):
 
     def lines(self) -> list[str]:
         """The screen, line by line."""
-        copied = "copied to the host, " if any_moved(self.rows) else ""
+        sizes = "kept from forward for backward, recomputed, and saved at the peak"
+        if any_moved(self.rows):
+            sizes = "kept for backward, copied to the host, recomputed, saved at the peak"
         return [
             *title(self),
             "",
-            f"In {table_unit(self.rows)[0]}: kept from forward for backward, {copied}recomputed, and saved at the peak.",
+            f"In {table_unit(self.rows)[0]}: {sizes}.",
             *table_screen(self.rows),
             "",
             "Held at the planned peak:",

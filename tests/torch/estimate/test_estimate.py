@@ -218,6 +218,20 @@ def test_a_loss_of_the_users_own() -> None:
     assert squared.activation_bytes > summed.activation_bytes
 
 
+def test_copies_to_the_host_make_a_larger_batch_cheaper() -> None:
+    model = Wide()
+    how: dict[str, Any] = {"effort": "quick", "target": "h100", "first": 256, "progress": False}
+    batches = [
+        rekindle.largest_batch(model, lambda b: torch.randn(b, 400), 8 * MIB, "sgd", offload=offload, **how)
+        for offload in (False, True)
+    ]
+    assert batches[1] >= batches[0] > batches[0].plain
+    assert batches[1].plan is not None
+    assert batches[1].plan.graph.link is not None
+    with pytest.raises(UsageError, match="offload"):
+        rekindle.largest_batch(model, lambda b: torch.randn(b, 400), "1GiB", offload="always")
+
+
 def test_the_largest_batch_is_the_largest() -> None:
     torch.manual_seed(0)
     model, budget = Denoiser(), 24 * MIB
