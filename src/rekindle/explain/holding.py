@@ -22,6 +22,7 @@ WORKSPACE, RUNNING, GRADIENT, SAVED, FETCHED, RECOMPUTED, FORWARD = (
 )  # fmt: skip
 
 
+NO_WAIT_SHARE = 1e-9  # of the step: a shorter wait is an error of rounding
 RESIDENT = "resident"  # the role of what is held during the whole step
 
 
@@ -139,11 +140,12 @@ def peak_of(graph: Graph, lives: Lives) -> Peak:
     if at < 0:
         return Peak(judged.peak_bytes, None, False, False, (), judged.runs, frozenset())
     op = int(lives.ops[at])
+    waited = judged.seconds - float(judged.runs @ graph.weights("seconds"))
     return Peak(
         judged.peak_bytes, op, again=bool((lives.ops[:at] == op).any()),
         backward=lives.boundary is not None and at > lives.boundary, held=_held(graph, lives, at), runs=judged.runs,
         saved=frozenset(x.value for x in lives.every if x.role == SAVED), moved=lives.moved, host_bytes=judged.host_bytes,
-        waited=judged.seconds - float(judged.runs @ graph.weights("seconds")) if lives.moved else 0.0,
+        waited=waited if lives.moved and waited > NO_WAIT_SHARE * judged.seconds else 0.0,
     )  # fmt: skip
 
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..explain.holding import NO_WAIT_SHARE
 from ..model.graph import Graph
 from ..model.judge import Simulation
 from ..model.schedule import RUN, Schedule
 
-NO_WAIT_SHARE = 1e-9  # of the step: a shorter wait is an error of rounding
 _SCALES = {
     "seconds": (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)),
     "flops": (("PFLOPs", 1e15), ("TFLOPs", 1e12), ("GFLOPs", 1e9), ("MFLOPs", 1e6), ("FLOPs", 1.0)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,8 +14,13 @@ from torch.nn import functional as F
 
 import rekindle
 from command_line import Ran
+from rekindle.ask import PlanOptions
 from rekindle.errors import TraceError, UsageError
 from rekindle.estimates.estimate import PARTS
+from rekindle.model.graph import Graph
+from rekindle.model.plan import Plan
+from rekindle.planning.planner import plan_graph
+from rekindle.torch.estimate import planned_batches
 from rekindle.torch.estimate.largest import OtherBatches
 from rekindle.torch.measure.memory import allocator_peak
 from rekindle.torch.private import FakeTensorMode
@@ -218,18 +224,23 @@ def test_a_loss_of_the_users_own() -> None:
     assert squared.activation_bytes > summed.activation_bytes
 
 
-def test_copies_to_the_host_make_a_larger_batch_cheaper() -> None:
-    model = Wide()
-    how: dict[str, Any] = {"effort": "quick", "target": "h100", "first": 256, "progress": False}
-    batches = [
-        rekindle.largest_batch(model, lambda b: torch.randn(b, 400), 8 * MIB, "sgd", offload=offload, **how)
-        for offload in (False, True)
-    ]
-    assert batches[1] >= batches[0] > batches[0].plain
-    assert batches[1].plan is not None
-    assert batches[1].plan.graph.link is not None
+def test_copies_to_the_host_are_planned_with_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def plan(graph: Graph, options: PlanOptions, **how: Any) -> Plan:
+        asked.append((graph.link is not None, options.offload, options.host_budget))
+        return plan_graph(graph, replace(options, offload=False, host_budget=None, solver="every"), **how)
+
+    monkeypatch.setattr(planned_batches, "plan_graph", plan)
+    how: dict[str, Any] = {"effort": "quick", "first": 256, "progress": False}
+    for offload, linked in ((True, True), ("auto", False)):  # on a CPU the host is the device
+        asked.clear()
+        rekindle.largest_batch(
+            Wide(), lambda b: torch.randn(b, 400), 12 * MIB, "sgd", offload=offload, host_budget=MIB, **how
+        )
+        assert set(asked) == {(linked, offload, MIB)}
     with pytest.raises(UsageError, match="offload"):
-        rekindle.largest_batch(model, lambda b: torch.randn(b, 400), "1GiB", offload="always")
+        rekindle.largest_batch(Wide(), lambda b: torch.randn(b, 400), "1GiB", offload="always")
 
 
 def test_the_largest_batch_is_the_largest() -> None:
