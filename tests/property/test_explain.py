@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from rekindle.explain import Explanation, explain_schedule
-from rekindle.explain.holding import peak
+from rekindle.explain.holding import Lives, peak
 from rekindle.explain.screen import MIB, decimals
 from rekindle.model.graph import Graph, Op
 from rekindle.model.judge import simulate
-from rekindle.model.schedule import Schedule
-from strategies import examples, graphs, schedules
+from rekindle.model.schedule import Free, Offload, Run, Schedule
+from rekindle.show.report.held import MemoryByPart
+from strategies import examples, graphs, schedules, schedules_with_copies
 
 COLUMNS, LINES = 80, 45
 NAMES = (
@@ -72,6 +74,47 @@ def test_every_byte_between_the_peaks_has_one_row(data: st.DataObject) -> None:
     graph = data.draw(described())
     schedule = data.draw(schedules(graph))
     check(graph, schedule, explain_schedule(graph, schedule))
+
+
+@examples(400)
+@given(st.data())
+def test_values_that_are_away_are_held_by_nobody(data: st.DataObject) -> None:
+    graph, schedule = data.draw(schedules_with_copies(data.draw(described())))
+    e = explain_schedule(graph, schedule)
+    plain, planned = simulate(graph, Schedule.baseline(graph)), simulate(graph, schedule)
+    assert (e.baseline_peak_bytes, e.peak_bytes) == (plain.peak_bytes, planned.peak_bytes)
+    assert sum(r.saved_bytes for r in e.rows) == e.saved_bytes
+    assert sum(h.bytes for h in e.holders) == planned.peak_bytes
+    assert sum(r.moved_bytes for r in e.rows) == planned.moved_bytes
+    assert sum(r.added_seconds for r in e.rows) == pytest.approx(planned.seconds - plain.seconds)
+    assert any("waits" in line for line in e.remarks) or not planned.moved_bytes
+    assert max(cell_len(line) for line in e.lines()) <= COLUMNS
+
+
+@examples(400)
+@given(st.data())
+def test_bytes_that_are_away_are_those_that_only_the_host_has(data: st.DataObject) -> None:
+    graph, schedule = data.draw(schedules_with_copies(data.draw(described())))
+    lives, held = Lives.of(graph, schedule), MemoryByPart.of(graph, schedule)
+    live, host, coming, away = set[int](), set[int](), set[int](), []
+    for s in schedule.steps:
+        needed = set(graph.ops[s.op].inputs) if isinstance(s, Run) else {s.value} if isinstance(s, Free) else set()
+        host -= coming & needed
+        coming -= needed
+        if isinstance(s, Run):
+            away.append(sum(graph.values[v].bytes for v in host - live))
+            live = (live | set(graph.ops[s.op].outputs)) - {s.into}
+        elif isinstance(s, Free):
+            live.remove(s.value)
+        elif isinstance(s, Offload):
+            host.add(s.value)
+        else:
+            live.add(s.value)
+            coming.add(s.value)
+    assert lives.away.tolist() == away
+    assert (held.parts.sum(axis=0) + graph.resident_bytes).tolist() == lives.memory.tolist()
+    assert held.parts.min(initial=0) >= 0
+    assert lives.memory.max(initial=graph.resident_bytes) == lives.judged.peak_bytes
 
 
 @examples(200)

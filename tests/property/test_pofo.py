@@ -174,7 +174,7 @@ def test_a_slow_link_leaves_the_times_of_rotor_and_a_fast_one_those_of_the_plain
     chain = chain_of(graph)
     assert chain is not None
     for rate, most in ((1e-6, None), (1e6, 2.0 * n)):
-        fluid = Fluid(chain, graph.weights(), Link(rate, rate))
+        fluid = Fluid(chain, graph.weights(), Link(rate, rate), 40)
         fluid.aim(n)
         enough = np.flatnonzero(np.isfinite(fluid.times))
         for slots in enough.tolist():

@@ -27,7 +27,7 @@ from rekindle.show.frontier_svg import frontier_svg
 from rekindle.show.svg import byte_unit, ticks
 from rekindle.show.timeline import LAYOUT, memory_timeline
 from rekindle.show.tracks import Track, short_name
-from strategies import graphs, run_sequences
+from strategies import graphs, run_sequences, schedules_with_copies
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -159,6 +159,24 @@ def test_every_graph_can_be_drawn_inside_its_frame(data: st.DataObject) -> None:
     for e in root.iter(f"{SVG}path"):
         for x in re.findall(r"[MH]([-\d.]+)", e.attrib["d"]):
             assert LAYOUT.left_px - 0.1 <= float(x) <= LAYOUT.right + 0.1
+
+
+@given(st.data())
+def test_what_is_away_and_waits_are_drawn(data: st.DataObject) -> None:
+    graph, schedule = data.draw(schedules_with_copies(data.draw(graphs())))
+    judged = simulate(graph, schedule)
+    track = Track.of(graph, schedule, "Planned", graph.weights("seconds"))
+    drawn = words(parsed(memory_timeline(graph, schedule)))
+    assert ("on the host" in drawn) == bool(track.away.any())
+    timed = bool(graph.weights("seconds").any())  # else the picture counts FLOPs or runs, and no seconds
+    assert ("waits" in drawn) == bool(track.waits.any() and timed)
+    assert track.memory.max(initial=graph.resident_bytes) == judged.peak_bytes
+    assert track.length <= judged.seconds * (1 + 1e-9)
+    taken = float(judged.runs @ graph.weights("seconds"))
+    assert track.waits.sum() == pytest.approx(track.length - taken, abs=1e-6)
+    starts, most, with_away, again, waits = track.columns(track.length, 50)
+    assert len(starts) == len(most) == len(with_away) == len(again) == len(waits)
+    assert (with_away >= most).all()
 
 
 def test_bounds_that_are_not_verified_draw_no_area() -> None:

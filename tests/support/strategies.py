@@ -153,6 +153,36 @@ def schedules(draw: st.DrawFn, graph: Graph) -> Schedule:
 
 
 @st.composite
+def schedules_with_copies(draw: st.DrawFn, graph: Graph) -> tuple[Graph, Schedule]:
+    """The graph with a link, and a valid schedule in which values are copied to the host and fetched before they are needed."""
+    produced = {v for op in graph.ops for v in op.outputs}
+    base = draw(schedules(graph)).steps
+    live, on_host, gone = set[int](), set[int](), set[int]()
+    steps: list[Step] = []
+    for s in base:
+        op = graph.ops[s.op] if isinstance(s, Run) else None
+        needed = set(op.inputs if op else [s.value]) & gone  # type: ignore[union-attr]
+        steps += [Fetch(v) for v in sorted(needed)]
+        gone, on_host = gone - needed, on_host - needed
+        others = sorted((live - gone) - set(op.inputs if op else [s.value]))  # type: ignore[union-attr]
+        for v in draw(st.lists(st.sampled_from(others), unique=True, max_size=2)) if others else []:
+            steps += [] if v in on_host else [Offload(v)]
+            on_host.add(v)
+            if draw(st.booleans()):
+                steps.append(Free(v))
+                gone.add(v)
+        steps.append(s)
+        live |= set(op.outputs) if op else set()
+        gone -= live & set(op.outputs) if op else set()
+        live -= {s.into} if isinstance(s, Run) else {s.value}
+    steps += [Fetch(v) for v in sorted(gone & set(graph.keep) & produced)]
+    link = Link(
+        *(draw(st.sampled_from([1.0, 8.0, 64.0])) for _ in range(2)), copy_s=0.0, both_at_once=draw(st.booleans())
+    )
+    return replace(graph, link=link), Schedule(steps, graph.hash, "copies")
+
+
+@st.composite
 def doubtful_schedules(draw: st.DrawFn, graph: Graph) -> Schedule:
     """A schedule that is valid or not: a valid one with steps left out, put in, doubled or exchanged; ids in range."""
     steps: list[Step] = list(draw(schedules(graph)).steps)

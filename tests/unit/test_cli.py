@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,28 @@ def test_solve_writes_the_whole_schedule(graph: Path, tmp_path: Path, capfd: pyt
     judged = simulate(step(), formats.schedule_from_json(doc))
     assert (judged.peak_bytes, judged.seconds) == (doc["peak_bytes"], doc["seconds"])
     assert svg.read_text().startswith("<svg")
+
+
+def test_solve_copies_values_where_the_graph_has_a_link(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    graph, plain = tmp_path / "linked.json", tmp_path / "plain.json"
+    formats.write_json(graph, formats.graph_to_json(replace(step(), link=rekindle.Link(1e3, 1e3, 0.0))))
+    formats.write_json(plain, formats.graph_to_json(step()))
+    goal = ("--budget", "140", "--no-cache", "--json")
+    ran = Ran(capfd, "solve", graph, *goal, "--offload", "yes", "--host-budget", "1KiB")
+    assert (ran.code, ran.document["format"]) == (0, "rekindle.schedule/2")
+    assert 0 < ran.document["host_bytes"] <= ran.document["moved_bytes"]
+    assert Ran(capfd, "solve", plain, *goal, "--offload", "auto").document["format"] == "rekindle.schedule/1"
+    for wrong, words in (
+        (("--offload", "yes"), "plain.json has no link"),
+        (("--offload", "true"), "choose one of no, yes, auto"),
+        (("--host-budget", "1KiB"), "--offload yes"),
+        (("--offload", "yes", "--cost", "flops"), "--offload yes"),
+        (("--offload", "auto", "--host-budget", "much"), "'much' is no size"),
+    ):
+        ran = Ran(capfd, "solve", plain, *goal, *wrong)
+        assert ran.code == 2
+        assert_one_paragraph(ran.err)
+        assert words in ran.err
 
 
 @pytest.mark.parametrize("goal", [("--max-overhead", "0.1"), ("--minimize", "memory"), ("--budget", "1.0")])

@@ -159,6 +159,22 @@ def test_two_plans_of_one_graph_differ_in_modules_and_figures() -> None:
     json.dumps(c.to_json())
 
 
+def test_copies_to_the_host_have_their_own_column_and_figures() -> None:
+    linked = replace(step(), link=rekindle.Link(1e3, 1e3, 0.0))
+    a, b = (rekindle.plan(linked, PLAIN - 10, offload=offload, cache=False) for offload in (True, False))
+    assert (a.moved_bytes, b.moved_bytes) == (10, 0)
+    lines = a.explain().lines()
+    assert any("copied" in line and "recomputed" in line and "×" in line for line in lines)
+    assert any(line.startswith("waits for copies") for line in lines)
+    assert any(line.startswith("Each step copies 10 B to the host") for line in lines)
+    assert not any("copied" in line for line in b.explain().lines())
+    view = compared_view(compare(a, b))
+    assert row(view, "copied to the host") == ["10 B", "0 B", "*"]
+    assert not any("copied" in line for line in compared_view(compare(b, b)))
+    other = replace(a, graph=replace(linked, link=rekindle.Link(1e9, 1e9, 0.0)))
+    assert any("links" in sentence for sentence in compare(a, other).graphs)
+
+
 def test_two_graphs_are_told_apart() -> None:
     ops = list(step().ops)
     ops[1] = replace(ops[1], name="other", module="new", target="aten.relu.default")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import rekindle
 from rekindle.errors import UsageError
 from rekindle.model.plan import Plan
 from rekindle.show.snapshot import snapshot
-from strategies import joint_graphs
+from strategies import joint_graphs, schedules_with_copies
 from traced_steps import blocks
 
 
@@ -44,6 +45,18 @@ def test_the_most_bytes_are_the_plans_peak(graph: rekindle.Graph, part: float) -
     (segment,) = found["segments"]
     assert {b["address"]: b["size"] for b in segment["blocks"] if b["state"] == "active_allocated"} == left
     assert sum(b["size"] for b in segment["blocks"]) == segment["total_size"]
+
+
+@given(st.data())
+def test_a_fetched_value_has_the_frame_of_its_maker(data: st.DataObject) -> None:
+    graph, schedule = data.draw(schedules_with_copies(data.draw(joint_graphs())))
+    judged = rekindle.simulate(graph, schedule)
+    plain = rekindle.plan(graph, 1.0, solver="none", cache=False)
+    found = snapshot(replace(plain, graph=graph, schedule=schedule))
+    assert replay(found)[0] == judged.peak_bytes
+    names = [e["frames"][0]["name"] for e in found["device_traces"][0] if e["action"] == "alloc"]
+    fetches = [s.value for s in schedule.steps if isinstance(s, rekindle.Fetch) and graph.values[s.value].bytes]
+    assert sum(n.startswith("fetched from the host: ") for n in names) == len(fetches)
 
 
 @pytest.fixture(scope="module")

@@ -242,6 +242,7 @@ def complete(words: str, **more: str) -> subprocess.CompletedProcess[str]:
         ("rekindle solve graph.json --solver chen-", {"chen-greedy", "chen-recursive", "chen-sqrt"}),
         ("rekindle plan zoo:gpt --target h", {"h100", "h200"}),
         ("rekindle plan zoo:gpt --parity ", {"bitwise", "close"}),
+        ("rekindle plan zoo:gpt --offload ", {"no", "yes", "auto"}),
         ("rekindle plan zoo:resnet1", {"zoo:resnet18", "zoo:resnet101", "zoo:resnet152", "zoo:resnet1000"}),
     ],
 )

@@ -10,6 +10,8 @@ from ..model.graph import COSTS
 from ..planning import registry
 from ..torch.costs import devices
 
+OFFLOADS: dict[str, bool | str] = {"no": False, "yes": True, "auto": "auto"}  # --offload -> `offload` of Python
+
 
 def models(incomplete: str) -> list[str]:
     """Models of the zoo, as commands take them."""
@@ -39,6 +41,11 @@ def efforts(incomplete: str) -> list[str]:
 def parities(incomplete: str) -> list[str]:
     """How near to eager's numbers a plan must be."""
     return _beginning(incomplete, PARITIES)
+
+
+def offloads(incomplete: str) -> list[str]:
+    """Whether values may be copied to the host."""
+    return _beginning(incomplete, OFFLOADS)
 
 
 def gradients(incomplete: str) -> list[str]:

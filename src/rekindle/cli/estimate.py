@@ -17,7 +17,7 @@ from ..torch.costs import devices
 from . import completing
 from .answer import Answer
 from .models import load_model, takes_batch
-from .options import Batch, Json, Model, Target
+from .options import Batch, HostBudget, Json, Model, Offload, Target
 
 Device = Annotated[
     str | None,
@@ -41,6 +41,8 @@ def estimate(
     optimizer: OptimizerName = "adamw",
     target: Target = None,
     effort: Effort = "quick",
+    offload: Offload = "no",
+    host_budget: HostBudget = None,
     gradients: Annotated[
         str | None,
         typer.Option(
@@ -73,8 +75,9 @@ def estimate(
         if budget is not None:
             first = batch or FIRST
             largest = largest_batch(
-                made, other, budget, steps, target=target, first=first, plans=plans, effort=effort, gradients=gradients
-            )
+                made, other, budget, steps, target=target, first=first, plans=plans, effort=effort, gradients=gradients,
+                offload=completing.OFFLOADS[offload], host_budget=host_budget,
+            )  # fmt: skip
     document: dict[str, Any] = found.to_json()
     if largest is not None:
         document |= largest.to_json()

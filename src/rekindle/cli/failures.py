@@ -50,7 +50,7 @@ def failed(error: BaseException, debug: bool = False) -> tuple[int, Answer]:
 
 # An argument as errors name it: budget=150, minimize="memory", solver='auto'.
 ARGUMENT = re.compile(
-    r"\b(budget|max_overhead|minimize|solver|cost|effort|parity|gradients|time_limit|seed|target|batch|optimizer)="
+    r"\b(budget|max_overhead|minimize|solver|cost|effort|parity|gradients|host_budget|time_limit|seed|target|batch|optimizer)="
     r"""("[^"\s]*"|'[^'\s]*'|[\w.+-]+)(?![\w(])"""
 )
 
@@ -60,7 +60,7 @@ def as_options(paragraph: str) -> str:
     a call stays as it is."""
     if re.search(r"\w\([^)]*=", paragraph):
         return paragraph
-    paragraph = paragraph.replace("or_least=True", "--or-least")
+    paragraph = paragraph.replace("or_least=True", "--or-least").replace("offload=True", "--offload yes")
     return ARGUMENT.sub(lambda m: f"--{m[1].replace('_', '-')} {m[2].strip(chr(34) + chr(39))}", paragraph)
 
 

@@ -35,6 +35,12 @@ def _time_limit(given: float | None) -> float | None:
     return given
 
 
+def _offload(given: str) -> str:
+    if given not in completing.OFFLOADS:
+        raise UsageError(f"--offload {value(given)} is unknown; choose one of {', '.join(completing.OFFLOADS)}")
+    return given
+
+
 def target_name(given: str | None) -> str | None:
     """The name of a device with known rates; None: none is given.
 
@@ -106,6 +112,17 @@ Parity = Annotated[
              "are admitted too.",
     ),
 ]  # fmt: skip
+Offload = Annotated[
+    str,
+    typer.Option(
+        metavar="WAY", autocompletion=completing.offloads, callback=_offload,
+        help="Whether values may be copied to the host's memory and back in time: no, yes, or auto (where there is a link).",
+    ),
+]  # fmt: skip
+HostBudget = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Bytes that the host may hold of them (16GiB). Default: what the plan needs."),
+]
 OrLeast = Annotated[
     bool, typer.Option("--or-least", help="Where no plan keeps the budget, make the plan of least memory in its place.")
 ]

@@ -32,10 +32,12 @@ from .options import (
     Cost,
     Effort,
     Gradients,
+    HostBudget,
     Json,
     MaxOverhead,
     Minimize,
     Model,
+    Offload,
     OrLeast,
     Out,
     Parity,
@@ -66,6 +68,8 @@ def plan(
     max_overhead: MaxOverhead = None,
     minimize: Minimize = None,
     or_least: OrLeast = False,
+    offload: Offload = "no",
+    host_budget: HostBudget = None,
     batch: Batch = None,
     solver: SolverName = "auto",
     cost: Cost = "seconds",
@@ -92,6 +96,7 @@ def plan(
         made = api.plan(
             traced, budget, max_overhead=max_overhead, minimize=minimize, solver=solver, cost=cost,
             effort=effort, time_limit=time_limit, seed=seed, cache=cache, parity=parity, or_least=or_least,
+            offload=completing.OFFLOADS[offload], host_budget=host_budget,
         )  # fmt: skip
     if out is not None:
         made.save(out)
@@ -152,6 +157,8 @@ def solve(
     max_overhead: MaxOverhead = None,
     minimize: Minimize = None,
     or_least: OrLeast = False,
+    offload: Offload = "no",
+    host_budget: HostBudget = None,
     solver: SolverName = "auto",
     cost: Cost = "seconds",
     effort: Effort = "normal",
@@ -167,9 +174,15 @@ def solve(
     _check(solver, cost, effort, (out, svg), graph)
     with telling(None):
         read = load_graph(graph)
+        if offload == "yes" and read.link is None:
+            raise UsageError(
+                f"--offload yes needs the speed of copies to the host, and {name(str(graph))} has no link; take the file of a "
+                'plan that was made with --offload yes, or add "link" to the graph, as docs/formats.md says'
+            )
         made = api.plan(
             read, budget, max_overhead=max_overhead, minimize=minimize, solver=solver, cost=cost,
             effort=effort, time_limit=time_limit, seed=seed, cache=cache, or_least=or_least,
+            offload=completing.OFFLOADS[offload], host_budget=host_budget,
         )  # fmt: skip
     if out is not None:
         write_json(out, schedule_document(made))

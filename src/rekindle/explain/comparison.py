@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 FORMAT = "rekindle.comparison/1"
 FIGURES = (
     "peak_bytes", "activation_peak_bytes", "baseline_peak_bytes", "resident_bytes", "seconds", "overhead", "flops_overhead",
-    "op_runs", "rewritten", "bound_bytes", "gap", "least_overhead", "cost", "solver", "status", "verified", "goal",
+    "op_runs", "moved_bytes", "host_bytes",
+    "rewritten", "bound_bytes", "gap", "least_overhead", "cost", "solver", "status", "verified", "goal",
 )  # fmt: skip
 FIGURES_OF_PARTS = (  # where at least one plan is of parts
     "peak_bytes", "activation_peak_bytes", "baseline_peak_bytes", "measured_bytes", "resident_bytes", "seconds", "overhead",
@@ -35,12 +36,14 @@ KINDS = {"step": "the plan of a whole step", "parts": "plans of parts"}
 
 @dataclass(frozen=True)
 class Sizes:
-    """The figures of the same modules in one plan: held from forward for backward, made again, held at the peak, time added."""
+    """The figures of the same modules in one plan: held from forward for backward, made again, held at the peak, time added,
+    copied to the host."""
 
     kept_bytes: int = 0
     recomputed_bytes: int = 0
     peak_bytes: int = 0
     added_seconds: float = 0.0
+    moved_bytes: int = 0
 
     def __add__(self, other: Sizes) -> Sizes:
         return Sizes(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -58,7 +61,7 @@ class Difference:
     @property
     def weight(self) -> int:
         """How far apart the two are, in bytes."""
-        keys = ("kept_bytes", "recomputed_bytes", "peak_bytes")
+        keys = ("kept_bytes", "recomputed_bytes", "peak_bytes", "moved_bytes")
         return sum(abs(getattr(self.a, k) - getattr(self.b, k)) for k in keys)
 
 
@@ -170,9 +173,10 @@ def module_sizes(graph: Graph, schedule: Schedule) -> dict[str, tuple[int, Sizes
     sizes = {}
     for pattern, (count, ops) in found.items():
         r = sums.row(pattern, "", count, ops)
-        sizes[pattern] = count, Sizes(r.kept_bytes, r.recomputed_bytes, r.planned_bytes, r.added_seconds)
+        sizes[pattern] = count, Sizes(r.kept_bytes, r.recomputed_bytes, r.planned_bytes, r.added_seconds, r.moved_bytes)
     workspace = sum(h.bytes for h in planned.held if h.role == WORKSPACE)
-    return {**sizes, "workspace of one op": (1, Sizes(peak_bytes=workspace))}
+    waits = {"waits for copies": (1, Sizes(added_seconds=planned.waited))} if planned.waited > 0 else {}
+    return {**sizes, "workspace of one op": (1, Sizes(peak_bytes=workspace)), **waits}
 
 
 def differences(a: Mapping[str, tuple[int, Sizes]], b: Mapping[str, tuple[int, Sizes]]) -> tuple[Difference, ...]:
@@ -191,7 +195,8 @@ def graph_differences(a: Graph, b: Graph, names: tuple[str, str]) -> tuple[str, 
     if a.hash == b.hash:
         costs = sum(_cost(x) != _cost(y) for x, y in zip(a.ops, b.ops, strict=True))
         differ = f"The graphs are the same, but {costs:,} of {len(a.ops):,} ops have other costs or workspace."
-        return (differ,) if costs else ()
+        links = (f"The graphs have other links to the host: {a.link} and {b.link}.",) if a.link != b.link else ()
+        return ((differ,) if costs else ()) + (links if a.link and b.link else ())
     found = [f"{one} has {len(a.ops):,} ops ({name(a.name)}), {two} has {len(b.ops):,} ({name(b.name)})."]
     first = next(
         (i for i, (x, y) in enumerate(zip(a.ops, b.ops, strict=False)) if _structure(x) != _structure(y)), None

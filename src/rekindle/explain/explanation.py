@@ -14,7 +14,7 @@ from .holding import Holder, holders, peak
 from .loss import loss_ops
 from .modules import folded_paths
 from .rows import Row, forward_tree, rewriting_row, rows
-from .screen import OnScreen, holders_screen, remarks_screen, table_screen, table_unit, title
+from .screen import OnScreen, any_moved, holders_screen, remarks_screen, table_screen, table_unit, title
 from .words import remarks
 
 if TYPE_CHECKING:
@@ -72,10 +72,13 @@ class Explanation(OnScreen):
 
     def lines(self) -> list[str]:
         """The screen, line by line."""
+        sizes = "kept from forward for backward, recomputed, and saved at the peak"
+        if any_moved(self.rows):
+            sizes = "kept for backward, copied to the host, recomputed, saved at the peak"
         return [
             *title(self),
             "",
-            f"In {table_unit(self.rows)[0]}: kept from forward for backward, recomputed, and saved at the peak.",
+            f"In {table_unit(self.rows)[0]}: {sizes}.",
             *table_screen(self.rows),
             "",
             "Held at the planned peak:",

@@ -5,7 +5,8 @@ All are read off the schedule step by step, with the judge's rules, so that the 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections import Counter
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,23 +14,24 @@ import numpy as np
 from ..model.graph import Graph, Op
 from ..model.judge import Simulation, simulate
 from ..model.op_names import does
-from ..model.schedule import FETCH, FREE, RUN, Schedule
+from ..model.schedule import FETCH, FREE, OFFLOAD, RUN, Schedule
 from .modules import pattern_of
 
-WORKSPACE, RUNNING, GRADIENT, SAVED, RECOMPUTED, FORWARD = (
-    "workspace", "running", "gradient", "saved", "recomputed", "forward",
+WORKSPACE, RUNNING, GRADIENT, SAVED, FETCHED, RECOMPUTED, FORWARD = (
+    "workspace", "running", "gradient", "saved", "fetched", "recomputed", "forward",
 )  # fmt: skip
 
 
+NO_WAIT_SHARE = 1e-9  # of the step: a shorter wait is an error of rounding
 RESIDENT = "resident"  # the role of what is held during the whole step
 
 
 class Life(NamedTuple):
-    """A value from the run that makes it, or after which it is fetched, to the last run that it is held in.
+    """A value from the run that makes it, or the fetch that brings it back, to the last run that it is held in.
 
-    op : the op that makes it. role : "saved", "recomputed", "gradient" or "forward", as in `Held`.
+    op : the op that makes it. role : "saved", "fetched", "recomputed", "gradient" or "forward", as in `Held`.
     first, last : indices of runs; the value counts as held in the runs after `first`, up to `last`, in which it may be written
-        over. Where nothing frees it, `last` is the number of runs.
+        over. A fetch comes after the run `first`. Where nothing frees the value, `last` is the number of runs.
     """
 
     value: int
@@ -45,17 +47,21 @@ class Lives:
 
     judged : the judge's figures.
     ops, into : int64 [runs], the op of each run, and the value that it writes over or -1.
-    memory : int64 [runs], the judge's bytes in each run, resident bytes included.
+    memory : int64 [runs], the judge's bytes in each run, resident bytes included; see `run_memory`.
+    away : int64 [runs], bytes of the values that the host has, and the device has not.
     boundary : index of the run with which forward ends; None: no such op runs.
     every : in the order in which they begin.
+    moved : value -> how often it is copied to the host.
     """
 
     judged: Simulation
     ops: np.ndarray
     into: np.ndarray
     memory: np.ndarray
+    away: np.ndarray
     boundary: int | None
     every: tuple[Life, ...]
+    moved: Counter[int]
 
     @classmethod
     def of(cls, graph: Graph, schedule: Schedule) -> Lives:
@@ -66,10 +72,13 @@ class Lives:
         FormatError : the schedule is for another graph, or breaks a rule.
         """
         judged = simulate(graph, schedule)
-        is_run = schedule.array[:, 0] == RUN
-        ops, into = schedule.array[is_run, 1], schedule.array[is_run, 2]
+        steps = schedule.array
+        is_run = steps[:, 0] == RUN
+        ops, into = steps[is_run, 1], steps[is_run, 2]
         boundary = forward_end(graph, ops)
-        return cls(judged, ops, into, judged.memory[is_run], boundary, _lives(graph, schedule, boundary))
+        every, away = _lives(graph, schedule, boundary)
+        moved = Counter(steps[steps[:, 0] == OFFLOAD, 1].tolist())
+        return cls(judged, ops, into, run_memory(steps, judged.memory), away, boundary, every, moved)
 
     @property
     def peak(self) -> int:
@@ -82,10 +91,10 @@ class Held:
     """Bytes that are held during the run at the peak.
 
     op : the op that made them, or whose workspace they are.
-    value : the storage; None for workspace.
+    value : the storage; None for workspace, and for what is freed between a fetch that holds more than its run and the run.
     role : the first of these that fits: "workspace" and "running" (of the op that runs), "saved" (made before forward ended,
-        held after that), "recomputed" (made by an op that ran before), "gradient" (made by backward), "forward" (made by
-        forward).
+        held after that), "fetched" (from the host), "recomputed" (made by an op that ran before), "gradient" (made by
+        backward), "forward" (made by forward).
     """
 
     bytes: int
@@ -104,6 +113,8 @@ class Peak:
     held : all that is held beside the resident bytes: its sum is `bytes` less those.
     runs : int64 [ops], how often each op runs in the whole schedule.
     saved : ids of the values that are held from the end of forward until backward uses them.
+    moved : value -> how often it is copied to the host. host_bytes : that the host holds of them at most.
+    waited : seconds that the step waits for copies.
     """
 
     bytes: int
@@ -113,6 +124,9 @@ class Peak:
     held: tuple[Held, ...]
     runs: np.ndarray
     saved: frozenset[int]
+    moved: Counter[int] = field(default_factory=Counter)
+    host_bytes: int = 0
+    waited: float = 0.0
 
 
 def peak(graph: Graph, schedule: Schedule) -> Peak:
@@ -126,11 +140,23 @@ def peak_of(graph: Graph, lives: Lives) -> Peak:
     if at < 0:
         return Peak(judged.peak_bytes, None, False, False, (), judged.runs, frozenset())
     op = int(lives.ops[at])
+    waited = judged.seconds - float(judged.runs @ graph.weights("seconds"))
     return Peak(
         judged.peak_bytes, op, again=bool((lives.ops[:at] == op).any()),
         backward=lives.boundary is not None and at > lives.boundary, held=_held(graph, lives, at), runs=judged.runs,
-        saved=frozenset(x.value for x in lives.every if x.role == SAVED),
+        saved=frozenset(x.value for x in lives.every if x.role == SAVED), moved=lives.moved, host_bytes=judged.host_bytes,
+        waited=waited if lives.moved and waited > NO_WAIT_SHARE * judged.seconds else 0.0,
     )  # fmt: skip
+
+
+def run_memory(steps: np.ndarray, memory: np.ndarray) -> np.ndarray:
+    """int64 [runs]: the most bytes in each run and in the fetches right before it. steps : rows of a schedule.
+
+    memory : int64 [steps], as the judge gives it.
+    """
+    kinds, runs = steps[:, 0], np.flatnonzero(steps[:, 0] == RUN)
+    during = np.where((kinds == RUN) | (kinds == FETCH), memory, 0)
+    return np.maximum.reduceat(during, np.append(0, runs[:-1] + 1)) if len(runs) else memory[:0]
 
 
 def forward_end(graph: Graph, ops: np.ndarray) -> int | None:
@@ -148,42 +174,49 @@ def is_gradient(graph: Graph, op: int) -> bool:
     return graph.ops[op].backward or op == graph.boundary
 
 
-def _lives(graph: Graph, schedule: Schedule, boundary: int | None) -> tuple[Life, ...]:
-    # value, op, whether the op ran before, index of the run; and of the run after which it is held: a later one if fetched
-    made: list[tuple[int, int, bool, int, int]] = []
+def _lives(graph: Graph, schedule: Schedule, boundary: int | None) -> tuple[tuple[Life, ...], np.ndarray]:
+    """The lives, and the bytes that are away in each run."""
+    size, producer = graph.arrays.bytes.tolist(), graph.arrays.producer.tolist()
+    made: list[tuple[int, int, str, int]] = []  # value, op, role unless it is saved, index of the run
     last: dict[int, int] = {}  # position in `made` -> the last run of this life
     live: dict[int, int] = {}  # value -> position in `made`
-    latest: dict[int, int] = {}  # the same of values that were made, live or not
     ran: set[int] = set()
+    copied: set[int] = set()  # values of which the host has a copy
+    change = np.zeros(len(schedule.array) + 2, np.int64)  # of the bytes that are away, by run
     run = -1
+
+    def begin(v: int, op: int, role: str) -> None:
+        live[v] = len(made)
+        made.append((v, op, role, run))
+        change[run + 1] -= size[v] if v in copied else 0
+
+    def end(v: int) -> None:
+        last[live.pop(v)] = run
+        change[run + 1] += size[v] if v in copied else 0
+
     for kind, i, into in schedule.array.tolist():
-        if kind == FREE:
-            last[live.pop(i)] = run
-        elif kind == FETCH:
-            live[i] = len(made)
-            made.append((*made[latest[i]][:4], run))
-        if kind != RUN:
-            continue
-        run += 1
-        for v in graph.ops[i].outputs:
-            if v not in live:
-                live[v] = latest[v] = len(made)
-                made.append((v, i, i in ran, run, run))
-        ran.add(i)
-        if into >= 0:
-            last[live.pop(into)] = run
-    runs = run + 1
-
-    def role(op: int, again: bool, made_in: int, end: int) -> str:
-        if boundary is not None and made_in < boundary < end:
-            return SAVED
-        return RECOMPUTED if again else GRADIENT if is_gradient(graph, op) else FORWARD
-
-    ends = (last.get(k, runs) for k in range(len(made)))
-    return tuple(
-        Life(v, op, role(op, again, made_in, end), first, end)
-        for (v, op, again, made_in, first), end in zip(made, ends, strict=True)
+        if kind == RUN:
+            run += 1
+            role = RECOMPUTED if i in ran else GRADIENT if is_gradient(graph, i) else FORWARD
+            for v in graph.ops[i].outputs:
+                if v not in live:
+                    begin(v, i, role)
+            ran.add(i)
+            if into >= 0:
+                end(into)
+        elif kind == FREE:
+            end(i)
+        elif kind == OFFLOAD:
+            copied.add(i)
+        else:
+            begin(i, producer[i], FETCHED)
+            copied.discard(i)
+    ends = (last.get(k, run + 1) for k in range(len(made)))
+    every = tuple(
+        Life(v, op, SAVED if boundary is not None and first < boundary < end else role, first, end)
+        for (v, op, role, first), end in zip(made, ends, strict=True)
     )
+    return every, change.cumsum()[: run + 1]
 
 
 def _held(graph: Graph, lives: Lives, at: int) -> tuple[Held, ...]:
@@ -193,6 +226,8 @@ def _held(graph: Graph, lives: Lives, at: int) -> tuple[Held, ...]:
     held = [Held(size[x.value], x.op, x.value, x.role) for x in lives.every if x.first < at <= x.last]
     held += [Held(size[v], op, v, RUNNING) for v in made]
     held.append(Held(graph.ops[op].workspace, op, None, WORKSPACE))
+    left = graph.beside_resident(int(lives.memory[at])) - sum(h.bytes for h in held)
+    held.append(Held(left, op, None, FETCHED))
     return tuple(h for h in held if h.bytes)
 
 
@@ -230,7 +265,7 @@ def holders(graph: Graph, p: Peak, patterns: dict[str, str]) -> list[Holder]:
     found: dict[tuple[str, str, str, str], list[int]] = {}
     for h in p.held:
         op = graph.ops[h.op]
-        key = h.role, pattern_of(op.module, patterns), does(op), _shape(op, h.value)
+        key = h.role, pattern_of(op.module, patterns), does(op), _shape(graph, op, h.value)
         found.setdefault(key, []).append(h.bytes)
     every = [Holder(sum(sizes), len(sizes), *key) for key, sizes in found.items()]
     if graph.resident_bytes:
@@ -238,7 +273,7 @@ def holders(graph: Graph, p: Peak, patterns: dict[str, str]) -> list[Holder]:
     return sorted(every, key=lambda h: -h.bytes)
 
 
-def _shape(op: Op, value: int | None) -> str:
+def _shape(graph: Graph, op: Op, value: int | None) -> str:
     """The shape of a value, as far as the graph says it: of the first output."""
     if value is None:
         return op.shape

@@ -16,7 +16,9 @@ from ..model.rewriting import Plain
 from .holding import WORKSPACE, Peak, is_gradient
 from .modules import Node, module_tree
 
-MODULE, OWN, OTHERS, LOSS, GRADIENTS, REWRITING = "module", "own ops", "others", "loss", "gradients", "rewriting"
+MODULE, OWN, OTHERS, LOSS, GRADIENTS, REWRITING, WAITS = (
+    "module", "own ops", "others", "loss", "gradients", "rewriting", "waits",
+)  # fmt: skip
 
 
 ROWS_MOST = 12  # of modules; a guess
@@ -30,12 +32,14 @@ class Row:
     pattern : of the modules, e.g. "transformer.h.*.attn"; else what the row is in words.
     kind : "module" (with all below it), "own ops" (of a module whose submodules have rows of their own), "others" (modules
         that weigh little), "loss", "gradients" (all that backward makes, and what comes back from the loss), "workspace",
-        "rewriting" (by how much the peak of the captured step is above the rewritten one's, where each runs its ops once).
+        "rewriting" (by how much the peak of the captured step is above the rewritten one's, where each runs its ops once),
+        "waits" (seconds that the step waits for copies to the host and back).
     count : modules of the pattern.
     kept_bytes : held from the end of forward until backward, by the plan; plain_kept_bytes : by the plain step.
     recomputed_bytes : made again, over all runs after the first.
     plain_bytes, planned_bytes : held at the plain peak and at the planned one.
     added_runs, added_seconds, added_flops : runs of ops beyond the plain step's, and what they cost.
+    moved_bytes : copied to the host by the plan, over all copies.
     """
 
     pattern: str
@@ -49,6 +53,7 @@ class Row:
     added_runs: int
     added_seconds: float
     added_flops: int
+    moved_bytes: int = 0
 
     @property
     def saved_bytes(self) -> int:
@@ -67,7 +72,9 @@ class Sums:
         self.graph = graph
         size, producer = graph.arrays.bytes.tolist(), graph.arrays.producer.tolist()
         self.plain, self.planned = _by_op(plain), _by_op(planned)
-        self.kept, self.plain_kept = Counter[int](), Counter[int]()
+        self.kept, self.plain_kept, self.moved = Counter[int](), Counter[int](), Counter[int]()
+        for v, times in planned.moved.items():
+            self.moved[producer[v]] += times * size[v]
         for counter, p in ((self.kept, planned), (self.plain_kept, plain)):
             for v in p.saved:
                 counter[producer[v]] += size[v]
@@ -78,7 +85,8 @@ class Sums:
         self.all_seconds = sum(self.seconds) or 1.0
 
     def _bytes(self, i: int) -> int:
-        return self.plain[i] + self.planned[i] + self.kept[i] + self.plain_kept[i] + abs(self.again[i]) * self.made[i]
+        held = self.plain[i] + self.planned[i] + self.kept[i] + self.plain_kept[i]
+        return held + self.moved[i] + abs(self.again[i]) * self.made[i]
 
     def weight(self, i: int) -> float:
         """How much the figures of an op say, as a share of all: the more, the more a row of its own is worth."""
@@ -96,6 +104,7 @@ class Sums:
             added_runs=sum(self.again[i] for i in ops),
             added_seconds=sum(self.again[i] * self.graph.ops[i].seconds for i in ops),
             added_flops=sum(self.again[i] * self.graph.ops[i].flops for i in ops),
+            moved_bytes=sum(self.moved[i] for i in ops),
         )  # fmt: skip
 
 
@@ -119,6 +128,8 @@ def rows(graph: Graph, plain: Peak, planned: Peak, tree: Node, loss: frozenset[i
     workspaces = [sum(h.bytes for h in p.held if h.role == WORKSPACE) for p in (plain, planned)]
     if any(workspaces):
         found.append(Row("workspace of one op", WORKSPACE, 1, 0, 0, 0, workspaces[0], workspaces[1], 0, 0.0, 0))
+    if planned.waited > 0:
+        found.append(Row("waits for copies", WAITS, 1, 0, 0, 0, 0, 0, 0, planned.waited, 0))
     return tuple(found)
 
 

@@ -24,6 +24,7 @@ COLUMNS = 80
 MIB = 2**20
 GIB = 2**30
 SIZES = ("kept_bytes", "recomputed_bytes", "saved_bytes")
+SIZES_AND_COPIES = ("kept_bytes", "moved_bytes", "recomputed_bytes", "saved_bytes")
 LONGEST_CELL = 400  # letters of a name that are looked at
 
 
@@ -57,7 +58,15 @@ def table_screen(rows: Sequence[Row]) -> list[str]:
     Large sizes are in GiB, so that the names of modules have room.
     """
     unit, unit_bytes = table_unit(rows)
-    heads = ["module", "×", "kept", "recomputed", f"{unit} saved", added_head(rows)]
+    heads = [
+        "module",
+        "×",
+        "kept",
+        *(["copied"] if any_moved(rows) else []),
+        "recomputed",
+        f"{unit} saved",
+        added_head(rows),
+    ]
     digits = decimals(abs(sum(r.saved_bytes for r in rows)) / unit_bytes)
     more = decimals(abs(sum(added(r, rows) for r in rows)))
     cells = [heads]
@@ -77,7 +86,7 @@ def ruled(cells: Sequence[Sequence[str]]) -> list[str]:
 
 def table_unit(rows: Sequence[Any]) -> tuple[str, int]:
     """(unit of a table's sizes, its bytes): GiB from one TiB on. rows : of modules or of parts; their sums are shown too."""
-    most = max(sum(abs(getattr(r, key)) for r in rows) for key in SIZES)
+    most = max(sum(abs(getattr(r, key)) for r in rows) for key in _shown(rows))
     return ("MiB", MIB) if most < MIB * MIB else ("GiB", GIB)
 
 
@@ -171,8 +180,17 @@ def added(r: Row, rows: Sequence[Row]) -> float:
     )
 
 
+def any_moved(rows: Sequence[Any]) -> bool:
+    """Whether values are copied to the host. rows : as in `table_unit`."""
+    return any(getattr(r, "moved_bytes", 0) for r in rows)
+
+
+def _shown(rows: Sequence[Any]) -> tuple[str, ...]:
+    return SIZES_AND_COPIES if any_moved(rows) else SIZES
+
+
 def _figures(some: Sequence[Row], rows: Sequence[Row], digits: int, more: int) -> list[str]:
-    sizes = [sum(getattr(r, key) for r in some) for key in SIZES]
+    sizes = [sum(getattr(r, key) for r in some) for key in _shown(rows)]
     cost = sum(added(r, rows) for r in some)
     unit_bytes = table_unit(rows)[1]
     return [

@@ -9,7 +9,7 @@ from ..model.rewriting import Rewriting
 from ..model.rewriting_words import STEP, line
 from ..printed import name
 from ..saying.sizes import format_bytes, of_bytes
-from .holding import FORWARD, GRADIENT, RECOMPUTED, RESIDENT, RUNNING, SAVED, WORKSPACE, Held, Holder, Peak
+from .holding import FETCHED, FORWARD, GRADIENT, RECOMPUTED, RESIDENT, RUNNING, SAVED, WORKSPACE, Held, Holder, Peak
 from .loss import dimensions, loss_and_gradients, scores_ops
 
 # From which share of the bytes beside the resident ones on a holder is worth a sentence. All are guesses.
@@ -21,7 +21,7 @@ FLOOR_MOST = 1.02  # the peak is at most so many times the bytes that one op nee
 AT_THE_LOSS = "The peak is the loss"
 ROLES = {
     RUNNING: "made by the op that runs", GRADIENT: "gradients", SAVED: "saved for backward", RECOMPUTED: "recomputed",
-    FORWARD: "made by forward", WORKSPACE: "its workspace",
+    FORWARD: "made by forward", WORKSPACE: "its workspace", FETCHED: "fetched from the host",
 }  # fmt: skip
 
 
@@ -51,6 +51,7 @@ def remarks(
         held = f"{name(most.words)}: {_bytes(most)}, {ROLES[most.role]}"
         found.insert(1, f"The largest holder of activations is {held}.")
     found += _floor(graph, planned, own, step)
+    found.append(_copies(graph, planned))
     found += [] if rewriting is None else [f"Rewritten: {line(rewriting)}."]
     found.append(resident_words(graph.resident_bytes, planned.bytes, state_bytes))
     return tuple(sentence for sentence in found if sentence)
@@ -114,6 +115,14 @@ def _workspace(graph: Graph, p: Peak, own: int) -> list[str]:
         "algorithm for this operator lowers it, a schedule does not."
         for h in found
     ]
+
+
+def _copies(graph: Graph, p: Peak) -> str:
+    if not p.moved:
+        return ""
+    moved = format_bytes(sum(n * graph.values[v].bytes for v, n in p.moved.items()))
+    waits = f" the step waits {1e3 * p.waited:,.3g} ms for copies" if p.waited > 0 else " no op waits for a copy"
+    return f"Each step copies {moved} to the host, which holds at most {format_bytes(p.host_bytes)} at once;{waits}."
 
 
 def _floor(graph: Graph, p: Peak, own: int, step: str) -> list[str]:

@@ -239,6 +239,8 @@ def schedule_document(plan: Plan, steps: bool = True) -> dict[str, Any]:
         "flops_overhead": plan.flops_overhead, "bound_bytes": plan.bound_bytes, "gap": plan.gap,
         "arena_bytes": plan.arena_bytes,
     }  # fmt: skip
+    if plan.moved_bytes:
+        doc |= {"host_bytes": plan.host_bytes, "moved_bytes": plan.moved_bytes}
     return doc | {"steps": formats.steps_to_json(plan.schedule)} if steps else doc
 
 

@@ -49,7 +49,9 @@ def search(asked: PlanOptions) -> PlanOptions:
             "the two"
         )
     if asked.host_budget is not None and not asked.offload:
-        raise UsageError("host_budget is for values that are copied to the host; give offload=True beside it")
+        raise UsageError(
+            f"host_budget={asked.host_budget} is for values that are copied to the host; give offload=True beside it"
+        )
     time_limit: Any = asked.time_limit
     real = isinstance(time_limit, Real) and not isinstance(time_limit, bool)
     if time_limit is not None and not (real and 0 < time_limit <= TIME_MOST_S):
@@ -187,6 +189,11 @@ def compiled(compile: Any, options: PlanOptions, strict: bool, must_save: Sequen
     if options.cost != "seconds":
         raise UsageError(
             f'compile=True measures seconds, and cost="{options.cost}" was asked; leave `cost` out, or `compile`'
+        )
+    if options.offload is True:
+        raise UsageError(
+            "offload=True copies values of a captured step to the host, and compile=True plans parts, which copy none; leave "
+            "out one of the two"
         )
     if strict:
         raise UsageError(

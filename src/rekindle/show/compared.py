@@ -16,9 +16,12 @@ LONGEST_WORD = 24  # letters of a figure
 LABELS = {
     "activation_peak_bytes": "  of which activations", "baseline_peak_bytes": "plain peak", "resident_bytes": "held throughout",
     "measured_bytes": "peak as measured", "seconds": "ms a step", "overhead": "extra cost", "flops_overhead": "extra FLOPs",
+   
+    "moved_bytes": "copied to the host", "host_bytes": "  at once, at most",
     "bound_bytes": "no schedule below", "least_overhead": "extra cost at least", "cost": "unit of cost",
 }  # fmt: skip
 CERTIFIED = ("bound_bytes", "gap", "least_overhead", "status")  # figures that are a plan's certificate
+COPIES = ("moved_bytes", "host_bytes")  # figures of plans that copy values to the host
 DOUBT = ", not verified"  # in place of `Plan.doubt`, for which a column has no room
 
 
@@ -42,7 +45,7 @@ def compared_view(c: Comparison) -> list[str]:
 def _figures(c: Comparison) -> list[str]:
     cells = [["", "a", "b", ""]]
     for key, (x, y) in c.figures.items():
-        if key != "covered" and (x, y) != (None, None):
+        if key != "covered" and (x, y) != (None, None) and not (key in COPIES and not x and not y):
             label = LABELS.get(key, key.removesuffix("_bytes").replace("_", " "))
             doubts = [key in CERTIFIED and v is False for v in c.figures.get("verified", (None, None))]
             words = [_words(key, value, doubt) for value, doubt in zip((x, y), doubts, strict=True)]
@@ -75,19 +78,20 @@ def _goal(goal: dict[str, Any]) -> str:
 
 def _modules(differences: Sequence[Difference]) -> list[str]:
     shown, others = differences[:MODULES_MOST], differences[MODULES_MOST:]
+    copies = any(d.a.moved_bytes or d.b.moved_bytes for d in differences)
     digits = decimals(max(max(_shown(x)) for d in differences for x in (d.a, d.b)) / MIB)
-    cells = [["module", "×", "kept a", "b", "recomputed a", "b"]]
-    cells += [_row(d.pattern, d.count, d.a, d.b, digits) for d in shown]
+    cells = [["module", "×", "kept a", "b", "recomputed a", "b", *(["copied a", "b"] if copies else [])]]
+    cells += [_row(d.pattern, d.count, d.a, d.b, digits, copies) for d in shown]
     if others:
         a, b = (sum((getattr(d, side) for d in others), Sizes()) for side in ("a", "b"))
-        cells.append(_row(f"{len(others)} other{'s' if len(others) > 1 else ''}", 1, a, b, digits))
+        cells.append(_row(f"{len(others)} other{'s' if len(others) > 1 else ''}", 1, a, b, digits, copies))
     return aligned(cells)
 
 
-def _row(pattern: str, count: int, a: Sizes, b: Sizes, digits: int) -> list[str]:
-    kept, again = zip(_shown(a), _shown(b), strict=True)
-    return [pattern, f"{count:,}" if count > 1 else "", *(number(s / MIB, digits) for s in (*kept, *again))]
+def _row(pattern: str, count: int, a: Sizes, b: Sizes, digits: int, copies: bool) -> list[str]:
+    sizes = [s for pair in zip(_shown(a), _shown(b), strict=True) for s in pair][: 6 if copies else 4]
+    return [pattern, f"{count:,}" if count > 1 else "", *(number(s / MIB, digits) for s in sizes)]
 
 
-def _shown(x: Sizes) -> tuple[int, int]:
-    return x.kept_bytes, x.recomputed_bytes
+def _shown(x: Sizes) -> tuple[int, int, int]:
+    return x.kept_bytes, x.recomputed_bytes, x.moved_bytes

@@ -15,6 +15,7 @@ from ..arguments import file_name
 from ..model.arena import ALIGNMENT
 from ..model.files import check_writable, write_bytes
 from ..model.graph import Graph, Op
+from ..model.judge import simulate
 from ..model.op_names import op_words
 from ..model.plan import Plan
 from ..model.schedule import RUN
@@ -76,21 +77,25 @@ def snapshot(plan: Plan) -> dict[str, Any]:
 
 
 class _Frames:
-    """The stack that the page shows for an allocation: the op that makes or made it. moments : microseconds at which a step
-    begins."""
+    """The stack that the page shows for an allocation: the op that makes it. moments : microseconds at which a step begins."""
 
     def __init__(self, graph: Graph, plan: Plan):
         self._graph, self._rows = graph, plan.schedule.array
         time = TimeAxis.of(graph, plan.cost)
-        taken = np.where(
-            self._rows[:, 0] == RUN, time.weights[np.where(self._rows[:, 0] == RUN, self._rows[:, 1], 0)], 0.0
-        )
+        is_run = self._rows[:, 0] == RUN
+        taken = np.where(is_run, time.weights[np.where(is_run, self._rows[:, 1], 0)], 0.0)
+        begins = simulate(graph, plan.schedule).begins if time.unit == "seconds" else None
+        if begins is None:
+            begins = np.concatenate([[0.0], np.cumsum(taken)[:-1]])
         scale = 1e6 if time.unit == "seconds" else 1.0 / max(1.0, float(taken.max(initial=0.0)) / 1e3)
-        self.moments: list[int] = (np.concatenate([[0.0], np.cumsum(taken)[:-1]]) * scale).astype(np.int64).tolist()
+        self.moments: list[int] = (np.maximum.accumulate(begins) * scale).astype(np.int64).tolist()
 
     def of(self, step: int) -> list[dict[str, Any]]:
         kind, i, _ = self._rows[step].tolist()
-        return [_frame(self._graph.ops[i if kind == RUN else self._graph.arrays.producer[i]])]
+        if kind == RUN:
+            return [_frame(self._graph.ops[i])]
+        made = _frame(self._graph.ops[int(self._graph.arrays.producer[i])])
+        return [made | {"name": f"fetched from the host: {made['name']}"}]
 
 
 def _frame(op: Op) -> dict[str, Any]:

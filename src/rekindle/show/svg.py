@@ -28,6 +28,8 @@ STYLE = """
 .rk .base{fill:#cfd6dd}
 .rk .area{fill:#6f9fd0}
 .rk .again{fill:#f28e2b}
+.rk .away{fill:#f3d5e3}
+.rk .waits{fill:#7a1f4f}
 .rk .edge{fill:none;stroke:#2d5d8f;stroke-width:1.2;stroke-linejoin:round}
 .rk .curve{fill:none;stroke:#2d5d8f;stroke-width:2.2;stroke-linejoin:round}
 .rk .under{fill:#6f9fd0;fill-opacity:.16}
@@ -47,6 +49,8 @@ STYLE = """
 .rk .base{fill:#3d4852}
 .rk .area{fill:#3f78b3}
 .rk .again{fill:#f79a3e}
+.rk .away{fill:#4d2a3c}
+.rk .waits{fill:#ffc2dd}
 .rk .edge{stroke:#9cc4ec}
 .rk .curve{stroke:#86b6e6}
 .rk .under{fill:#3f78b3;fill-opacity:.22}

@@ -42,6 +42,9 @@ def plan_table(plan: Plan) -> Table:
         table.add_row("  at least, in this budget", "", least)
     if plan.cost != "flops":
         table.add_row("extra FLOPs", "", percent(plan.flops_overhead))
+    if plan.moved_bytes:
+        table.add_row("copied to the host", "", format_bytes(plan.moved_bytes))
+        table.add_row("  at once, at most", "", format_bytes(plan.host_bytes))
     table.add_row("no schedule below", "", bound_words(plan, with_op=False))
     if plan.bound_op:
         table.add_row("  set by", "", op_words_of(plan.graph, plan.bound_op))

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..explain.holding import NO_WAIT_SHARE
 from ..model.graph import Graph
+from ..model.judge import Simulation
+from ..model.schedule import RUN, Schedule
 
 _SCALES = {
     "seconds": (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)),
@@ -44,6 +47,23 @@ class TimeAxis:
             if weights.any():
                 return cls(unit, weights, _title(unit, target))
         return cls("unit", np.ones(len(graph.ops)), _title("unit", target))
+
+
+def run_ends(
+    graph: Graph, schedule: Schedule, judged: Simulation, weights: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(float64 [runs], the time at which each run ends; how long it waited for copies before it began).
+
+    weights : float64 [ops], the time of one run of each op. Waits count where these are the graph's seconds.
+    """
+    steps = schedule.array
+    is_run = steps[:, 0] == RUN
+    taken = weights[steps[is_run, 1]]
+    if judged.begins is None or not np.array_equal(weights, graph.weights("seconds")):
+        return np.cumsum(taken), np.zeros(len(taken))
+    ends = judged.begins[is_run] + taken
+    waits = judged.begins[is_run] - np.append(0.0, ends)[: len(ends)]
+    return ends, np.where(waits > NO_WAIT_SHARE * judged.seconds, waits, 0.0)
 
 
 def _title(unit: str, target: str | None) -> str:

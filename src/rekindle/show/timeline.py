@@ -22,7 +22,7 @@ class TimelineLayout:
     width_px : of the picture.
     left_px, right_px : from its edges to the panels.
     top_px, bottom_px : from its edges to the first and from the last panel.
-    panel_px, gap_px : height of a panel, and of the space between two.
+    panel_px, gap_px, strip_px : height of a panel, of the space between two, and of the strip that shows waits.
     headroom_share : space above the highest memory, as a share of the panel's span.
     shades : tints of a pixel column of which only some runs are recomputed.
     resident_share : where the bytes held during the whole step are more than this share of the peak, the picture starts
@@ -38,6 +38,7 @@ class TimelineLayout:
     bottom_px: int = 58
     panel_px: int = 200
     gap_px: int = 70
+    strip_px: int = 5
     headroom_share: float = 0.16
     shades: int = 4
     resident_share: float = 0.6
@@ -86,7 +87,7 @@ def memory_timeline(
         Track.of(graph, planned, "Planned", time.weights),
     ]
     title = title or f"Memory of one training step: {graph.name}"
-    top = max(t.judged.peak_bytes for t in tracks)
+    top = max(int((t.memory + t.away).max(initial=graph.resident_bytes)) for t in tracks)
     floor = graph.resident_bytes if graph.resident_bytes > at.resident_share * top else 0
     view = _View(graph, tracks, floor, budget, (max(top, budget or 0) - floor) * (1 + at.headroom_share) or 1.0, time)
     c = Canvas(at.width_px, at.top_px + 2 * at.panel_px + at.gap_px + at.bottom_px)
@@ -137,14 +138,18 @@ def _panel(c: Canvas, view: _View, track: Track, top: float, last: bool) -> None
     bottom, right = top + LAYOUT.panel_px, LAYOUT.right
     _grid(c, view, top, bottom, right, last)
     end = view.x(track.length)
-    starts, most, share = track.columns(view.length, LAYOUT.across)
+    starts, most, with_away, share, waits = track.columns(view.length, LAYOUT.across)
     xs = [view.x(s) for s in starts] + [end]
     ys = [view.y(m, bottom) for m in most]
+    if (with_away > most).any():
+        c.path(_area(xs, [view.y(m, bottom) for m in with_away], bottom, with_away > most), "away")
     c.path(_area(xs, ys, bottom, np.ones(len(ys), np.bool_)), "area")
-    shade = np.ceil(share * LAYOUT.shades).astype(int)
-    for level in range(1, LAYOUT.shades + 1):
-        opacity = "" if level == LAYOUT.shades else f' fill-opacity="{level / LAYOUT.shades:g}"'
-        c.path(_area(xs, ys, bottom, shade == level), "again", opacity)
+    strip = [bottom - LAYOUT.strip_px] * len(ys)
+    for shares, heights, cls in ((share, ys, "again"), (waits, strip, "waits")):
+        shade = np.ceil(shares * LAYOUT.shades).astype(int)
+        for level in range(1, LAYOUT.shades + 1):
+            opacity = "" if level == LAYOUT.shades else f' fill-opacity="{level / LAYOUT.shades:g}"'
+            c.path(_area(xs, heights, bottom, shade == level), cls, opacity)
     if not view.floor and view.graph.resident_bytes:
         base = view.y(view.graph.resident_bytes, bottom)
         c.rect(LAYOUT.left_px, base, end - LAYOUT.left_px, bottom - base, "base")
@@ -183,6 +188,8 @@ def _heading(c: Canvas, track: Track, top: float) -> None:
     if again:
         extra = [("time", track.judged.overhead), ("FLOPs", track.judged.flops_overhead)]
         facts += f", {again:,} of them recomputed (" + ", ".join(f"{percent(x)} {what}" for what, x in extra) + ")"
+    if moved := track.judged.moved_bytes:
+        facts += f", {format_bytes(moved)} copied to the host"
     c.text(LAYOUT.left_px, top - 26, track.label, "head", then=facts)
 
 
@@ -210,6 +217,10 @@ def _peak(c: Canvas, view: _View, track: Track, bottom: float) -> None:
 def _legend(c: Canvas, view: _View, y: float) -> None:
     x = float(LAYOUT.left_px)
     items = [("area", "first run of an op"), ("again", "recomputed")]
+    if any(t.away.any() for t in view.tracks):
+        items.append(("away", "on the host"))
+    if any(t.waits.any() for t in view.tracks):
+        items.append(("waits", "waits"))
     if not view.floor and view.graph.resident_bytes:
         held = format_bytes(view.graph.resident_bytes)
         items.append(("base", f"held all step (parameters, gradients, inputs): {held}"))
@@ -251,7 +262,8 @@ def _describe(tracks: list[Track], budget: int | None) -> str:
 def _said(t: Track) -> str:
     if t.peak_op is None:
         return f"{t.label}: nothing runs in this graph."
+    moved = f"{t.judged.moved_bytes} bytes are copied to the host; " if t.judged.moved_bytes else ""
     return (
-        f"{t.label}: {len(t.memory)} operator runs, {int(t.again.sum())} of them recomputed; the peak is "
+        f"{t.label}: {len(t.memory)} operator runs, {int(t.again.sum())} of them recomputed; {moved}the peak is "
         f"{t.judged.peak_bytes} bytes in run {t.peak_run + 1}, {t.peak_place}."
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,8 +14,13 @@ from torch.nn import functional as F
 
 import rekindle
 from command_line import Ran
+from rekindle.ask import PlanOptions
 from rekindle.errors import TraceError, UsageError
 from rekindle.estimates.estimate import PARTS
+from rekindle.model.graph import Graph
+from rekindle.model.plan import Plan
+from rekindle.planning.planner import plan_graph
+from rekindle.torch.estimate import planned_batches
 from rekindle.torch.estimate.largest import OtherBatches
 from rekindle.torch.measure.memory import allocator_peak
 from rekindle.torch.private import FakeTensorMode
@@ -216,6 +222,25 @@ def test_a_loss_of_the_users_own() -> None:
     summed = rekindle.estimate(model, sample, None, progress=False)
     squared = rekindle.estimate(model, sample, None, loss=lambda out: out.pow(2).mean(), progress=False)
     assert squared.activation_bytes > summed.activation_bytes
+
+
+def test_copies_to_the_host_are_planned_with_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def plan(graph: Graph, options: PlanOptions, **how: Any) -> Plan:
+        asked.append((graph.link is not None, options.offload, options.host_budget))
+        return plan_graph(graph, replace(options, offload=False, host_budget=None, solver="every"), **how)
+
+    monkeypatch.setattr(planned_batches, "plan_graph", plan)
+    how: dict[str, Any] = {"effort": "quick", "first": 256, "progress": False}
+    for offload, linked in ((True, True), ("auto", False)):  # on a CPU the host is the device
+        asked.clear()
+        rekindle.largest_batch(
+            Wide(), lambda b: torch.randn(b, 400), 12 * MIB, "sgd", offload=offload, host_budget=MIB, **how
+        )
+        assert set(asked) == {(linked, offload, MIB)}
+    with pytest.raises(UsageError, match="offload"):
+        rekindle.largest_batch(Wide(), lambda b: torch.randn(b, 400), "1GiB", offload="always")
 
 
 def test_the_largest_batch_is_the_largest() -> None:

@@ -226,6 +226,14 @@ def whole() -> tuple[nn.Module, Any]:
     return model.train(), (torch.randn(4, 16, 8),)
 
 
+@pytest.mark.parametrize("offload", [True, "auto"])
+def test_parts_copy_nothing_to_the_host_and_say_so(offload: bool | str, capfd: pytest.CaptureFixture[str]) -> None:
+    model, x = routed()
+    planned = rekindle.checkpoint(model, x, max_overhead=0.5, check=False, offload=offload)
+    assert planned.forward.plan.kind == "parts"
+    assert ("parts copy no values to the host" in capfd.readouterr().err) == (offload is True)
+
+
 def test_named_parts() -> None:
     model, sample = whole()
     twin = copy.deepcopy(model)

@@ -9,17 +9,18 @@ import numpy as np
 
 from ...ask import LeastMemory, PlanOptions
 from ...errors import FormatError, UsageError
+from ...explain.holding import run_memory
 from ...model.formats import Reader, read_json
 from ...model.graph import Graph
 from ...model.judge import simulate
 from ...model.plan import Plan
-from ...model.schedule import RUN, Schedule
+from ...model.schedule import Schedule
 from ...planning.frontiers import frontier_graph
 from ...planning.own_terms import beside_captured
 from ...planning.plan_files import FILE_EPS
 from ...printed import name, value
 from ...saying.progress import Progress, announce, telling
-from ..time_axis import TimeAxis
+from ..time_axis import TimeAxis, run_ends
 
 FRONTIER = "rekindle.frontier/1"
 
@@ -166,9 +167,8 @@ def columns(graph: Graph, schedule: Schedule, weights: np.ndarray) -> tuple[list
 
     weights : float64 [ops], the time of one run of each op.
     """
-    is_run = schedule.array[:, 0] == RUN
-    memory = simulate(graph, schedule).memory[is_run]
-    ends = np.cumsum(weights[schedule.array[is_run, 1]])
+    judged = simulate(graph, schedule)
+    memory, ends = run_memory(schedule.array, judged.memory), run_ends(graph, schedule, judged, weights)[0]
     if not len(ends) or not ends[-1]:
         return [], []
     # a run belongs to the column in which it ends

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from ...explain import holding
 from ...explain.holding import RESIDENT, holders
 from ...explain.loss import loss_ops
@@ -23,7 +25,7 @@ from ...parts.plan import PartsPlan
 from ...printed import name
 from ...saying.shares import COST_WORDS, percent
 from ...saying.sizes import format_bytes
-from ..time_axis import TimeAxis
+from ..time_axis import TimeAxis, run_ends
 from .curve import Point
 from .held import PART_OF, MemoryByPart
 from .recomputed import recomputed
@@ -78,7 +80,9 @@ def _part(plan: Plan, curve: Sequence[Point], strings: Strings, title: str) -> d
     graph = plan.graph
     time = time_axis(plan)
     patterns = folded_paths(forward_tree(graph, loss_ops(graph)))
-    held = [MemoryByPart.of(graph, s) for s in (Schedule.baseline(graph), plan.schedule)]
+    schedules = Schedule.baseline(graph), plan.schedule
+    held = [MemoryByPart.of(graph, s) for s in schedules]
+    waits = [run_ends(graph, s, h.lives.judged, time.weights)[1] for s, h in zip(schedules, held, strict=True)]
     return {
         "title": title, "sentence": plan.sentence, "facts": _facts(plan), "claims": _claims(plan),
         "resident": graph.resident_bytes, "budget": plan.limit, "bound": plan.bound_bytes, "peak": plan.peak_bytes,
@@ -86,10 +90,10 @@ def _part(plan: Plan, curve: Sequence[Point], strings: Strings, title: str) -> d
         "least": plan.least_overhead, "isBudget": plan.goal.is_budget, "verified": plan.verified,
         "unit": time.unit, "cost": plan.cost, "timeTitle": time.title, "costWords": COST_WORDS[plan.cost],
         "ops": _ops(graph, time, strings),
-        "tracks": [_track(x, h) for x, h in zip(("plain", "planned"), held, strict=True)],
+        "tracks": [_track(*x) for x in zip(("plain", "planned"), held, waits, strict=True)],
         "holders": [_holders(graph, h, patterns, strings) for h in held],
         "recomputed": _recomputed(plan, time, patterns, strings),
-        "curve": [_point(p) for p in curve],
+        "curve": [_point(p) for p in curve], "copies": plan.schedule.moves,
         "curveStep": "" if plan.rewriting is None else "captured" if any(p.captured for p in curve) else "rewritten",
         "rewriting": [] if plan.rewriting is None else [list(row) for row in rewriting_words.rows(plan.rewriting)],
         "made": _made(plan),
@@ -110,6 +114,8 @@ def _facts(plan: Plan) -> list[list[str]]:
         ["operator runs", "" if plan.rewriting else f"{len(set(runs)):,}", f"{len(runs):,}"],
         [f"extra {COST_WORDS[plan.cost]}", "", percent(plan.overhead)],
         *([["extra FLOPs", "", percent(plan.flops_overhead)]] if plan.cost != "flops" else []),
+        *([["copied to the host", "", format_bytes(plan.moved_bytes)]] if plan.moved_bytes else []),
+        *([["of which at once, at most", "", format_bytes(plan.host_bytes)]] if plan.moved_bytes else []),
     ]
 
 
@@ -159,11 +165,14 @@ def _ops(graph: Graph, time: TimeAxis, strings: Strings) -> dict[str, list[Any]]
     }  # fmt: skip
 
 
-def _track(label: str, held: MemoryByPart) -> dict[str, Any]:
+def _track(label: str, held: MemoryByPart, waits: np.ndarray) -> dict[str, Any]:
+    """waits : seconds that each run waits for copies before it begins; in the document, those that do: (run, seconds)."""
     lives = held.lives
     return {
         "label": label, "peak": lives.peak, "boundary": lives.boundary, "runs": lives.ops.tolist(),
         "parts": [row.tolist() for row in held.parts],
+        "away": lives.away.tolist() if lives.away.any() else [],
+        "waits": [[i, _short(waits[i])] for i in np.flatnonzero(waits).tolist()],
     }  # fmt: skip
 
 

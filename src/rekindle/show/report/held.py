@@ -4,6 +4,7 @@ Every total is the judge's, and every reason is the one that `explain` says. The
 
 - saved : made before forward ended, and live after that;
 - recomputed : made by an op that ran before;
+- fetched : brought back from the host;
 - passing : every other value that is live: it is made and freed within forward, or within backward;
 - working : new outputs and workspace of the op that runs.
 """
@@ -19,10 +20,11 @@ from ...explain.holding import Lives, Peak, peak_of
 from ...model.graph import Graph
 from ...model.schedule import Schedule
 
-SAVED, RECOMPUTED, PASSING, WORKING = range(4)
-PARTS = ("saved", "recomputed", "passing", "working")
+SAVED, RECOMPUTED, FETCHED, PASSING, WORKING = range(5)
+PARTS = ("saved", "recomputed", "fetched", "passing", "working")
 PART_OF = {
-    holding.SAVED: SAVED, holding.RECOMPUTED: RECOMPUTED, holding.GRADIENT: PASSING, holding.FORWARD: PASSING,
+    holding.SAVED: SAVED, holding.RECOMPUTED: RECOMPUTED, holding.FETCHED: FETCHED,
+    holding.GRADIENT: PASSING, holding.FORWARD: PASSING,
     holding.RUNNING: WORKING, holding.WORKSPACE: WORKING,
 }  # fmt: skip
 
@@ -32,7 +34,7 @@ class MemoryByPart:
     """The memory of a schedule, run by run.
 
     lives : the values that it holds.
-    parts : int64 [4, runs], bytes by `PARTS`; with `graph.resident_bytes` they add up to the judge's memory of the run.
+    parts : int64 [5, runs], bytes by `PARTS`; with `graph.resident_bytes` they add up to the judge's memory of the run.
     at_peak : what is held in the run that holds most.
     """
 

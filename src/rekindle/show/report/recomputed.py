@@ -9,8 +9,10 @@ import numpy as np
 
 from ...explain.modules import pattern_of
 from ...model.graph import Graph
+from ...model.judge import simulate
 from ...model.op_names import does
-from ...model.schedule import RUN, Schedule
+from ...model.schedule import FREE, RUN, Schedule
+from ..time_axis import run_ends
 
 
 class _Kind(NamedTuple):
@@ -49,23 +51,24 @@ def recomputed(graph: Graph, schedule: Schedule, weights: np.ndarray, patterns: 
     ran: set[int] = set()
     again: set[int] = set()
     freed: set[int] = set()
-    spent = 0.0
+    ends = iter(run_ends(graph, schedule, simulate(graph, schedule), weights)[0].tolist())
     for kind, i, into in schedule.array.tolist():
         if kind != RUN:
-            freed.add(i)
+            freed |= {i} if kind == FREE else set()
             continue
         freed.add(into)
+        end = next(ends)
         op = graph.ops[i]
         if i in ran:
             key = _Kind(pattern_of(op.module, patterns), does(op))
             row = rows.setdefault(key, Recomputed(*key))
             row.times += 1
             row.cost += float(weights[i])
-            row.first, row.last = min(row.first, spent), max(row.last, spent)
+            begin = end - float(weights[i])
+            row.first, row.last = min(row.first, begin), max(row.last, begin)
             if i not in again:
                 again.add(i)
                 row.ops += 1
                 row.freed_bytes += sum(graph.values[v].bytes for v in op.outputs if v in freed)
         ran.add(i)
-        spent += float(weights[i])
     return sorted(rows.values(), key=lambda r: (-r.cost, -r.freed_bytes, r.module, r.does))

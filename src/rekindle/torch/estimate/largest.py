@@ -36,6 +36,8 @@ def largest_batch(
     first: int = FIRST,
     plans: bool = True,
     effort: str = "normal",
+    offload: bool | str = False,
+    host_budget: str | int | None = None,
     gradients: str | None = None,
     progress: Progress = None,
 ) -> LargestBatch:
@@ -53,7 +55,8 @@ def largest_batch(
     plans : False: only the plain step is looked at, in less time.
     gradients : as in `rekindle.trace`, for both steps; None: "fresh" for the plain step and "kept" for planned ones, which is
         safe for any loop.
-    effort, progress : as in `rekindle.plan`. A higher effort may find a plan for a larger batch.
+    effort, offload, host_budget, progress : as in `rekindle.plan`. A higher effort, or copies to the host, may give a plan for
+        a larger batch. With a target, copies take the time of its link.
 
     Raises
     ------
@@ -72,7 +75,8 @@ def largest_batch(
     goal = Goal.parse(budget)
     if goal.budget is None:
         raise UsageError(f"budget={value(budget)} is a fraction; give the memory of the device, such as '24GiB'")
-    options = core_accept.search(PlanOptions(goal, effort=effort, progress=progress))
+    host = core_accept.host_bytes(host_budget)
+    options = core_accept.search(PlanOptions(goal, effort=effort, offload=offload, host_budget=host, progress=progress))
     limit = goal.budget
     if gradients is not None:
         choice("gradients", gradients, GRADIENTS)

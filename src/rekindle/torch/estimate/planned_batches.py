@@ -23,7 +23,7 @@ from ..operators.own_ops import workspace_bytes
 from ..private import is_fake
 from ..run import stages
 from ..serve.plan_rewritten import plan_rewritten
-from ..serve.plan_trace import bookkeeping
+from ..serve.plan_trace import bookkeeping, with_link
 from ..tensors import tree
 from ..tensors.op_tensors import tensors_in
 from ..trace import Trace, trace
@@ -106,7 +106,8 @@ class PlannedBatches:
 
         def make(traced: Trace, options: PlanOptions) -> Plan:
             how: dict[str, Any] = {"finish": stages.finish(traced.lowered), "bookkeeping": bookkeeping(traced)}
-            made = traced.planned(lambda graph: plan_graph(graph, options, **how))
+            linked = traced.with_graph(with_link(traced, options))
+            made = linked.planned(lambda graph: plan_graph(graph, options, **how))
             return replace(made, trace=traced.with_graph(made.graph))
 
         # Of a rewritten step of fake tensors it is not known what its kernels take beside their results.

@@ -15,7 +15,7 @@ from ...ask import PlanOptions
 from ...errors import InfeasibleBudget
 from ...estimates.allocator import BLOCK_BYTES
 from ...model import formats
-from ...model.graph import Graph, Link
+from ...model.graph import Graph
 from ...model.judge import plain_activation_bytes, simulate
 from ...model.plan import Plan
 from ...model.schedule import Schedule
@@ -55,9 +55,7 @@ def plan_trace(traced: Trace, options: PlanOptions, make: Callable[..., Plan]) -
     InfeasibleBudget, UsageError : as `make`, in each process alike.
     RekindleError : the process that makes the plan failed.
     """
-    spare, graph = bookkeeping(traced), traced.graph
-    if options.offload:
-        graph = replace(graph, link=_link(traced, options))
+    spare, graph = bookkeeping(traced), with_link(traced, options)
     plain = None if traced.origin is None else plain_activation_bytes(traced.origin.graph)
     how: dict[str, Any] = {"finish": stages.finish(traced.lowered), "bookkeeping": spare, "plain_bytes": plain}
 
@@ -78,11 +76,15 @@ def plan_trace(traced: Trace, options: PlanOptions, make: Callable[..., Plan]) -
     return replace(found, trace=traced.with_graph(found.graph))
 
 
-def _link(traced: Trace, options: PlanOptions) -> Link | None:
-    """The link of the trace's device to the host; None: the device is the host itself, and copies are not insisted on."""
+def with_link(traced: Trace, options: PlanOptions) -> Graph:
+    """The graph of the trace, with the link of its device to the host where these options ask for copies. Without one: the
+    device is the host itself, and copies are not insisted on."""
+    if not options.offload:
+        return traced.graph
     device, target = traced.lowered.captured.device, traced.options.target
     here = device.type == "cpu" and not traced.fake
-    return None if here and target is None and options.offload == "auto" else link_of(device, target, traced.fake)
+    none = here and target is None and options.offload == "auto"
+    return replace(traced.graph, link=None if none else link_of(device, target, traced.fake))
 
 
 def question_of(graph: Graph, options: PlanOptions, more: dict[str, Any]) -> dict[str, Any]:

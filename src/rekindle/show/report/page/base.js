@@ -2,13 +2,15 @@
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const SVG = document.getElementById("svg").namespaceURI;
-const PARTS = ["saved", "recomputed", "passing", "working"]; // as in held.py
+const PARTS = ["saved", "recomputed", "fetched", "passing", "working"]; // as in held.py
 const PART_WORDS = {
   resident: "held all step",
   saved: "saved for backward",
   recomputed: "recomputed",
+  fetched: "brought back from the host",
   passing: "made and freed soon",
   working: "the running operator's own",
+  away: "on the host alone",
 };
 
 const text = (position) => data.strings[position];

@@ -89,10 +89,12 @@ class Cursor {
       ["source", text(ops.source[op])],
       ["run", `${count(run + 1)} of ${count(track.runs.length)}, at ${time(track.start(run), unit)}`],
       ["takes", `${time(ops.time[op], unit)}${track.again[run] ? ", run again" : ""}`],
+      ["waited for copies", track.waits[run] ? time(track.waits[run], unit) : ""],
       ["makes", `${bytes(ops.bytes[op])}${workspace}`],
       ["memory held", bytes(track.total[run])],
       [PART_WORDS.resident, resident ? bytes(resident) : ""],
       ...layers,
+      [PART_WORDS.away, track.away[run] ? bytes(track.away[run]) : ""],
     ];
   }
 }

@@ -11,7 +11,8 @@ class MemoryChart {
     this.part = part;
     this.tracks = part.tracks.map((track) => new Track(part, track));
     this.whole = Math.max(...this.tracks.map((track) => track.length)) || 1;
-    this.most = Math.max(part.budget ?? 0, part.peak, part.plainPeak);
+    const away = this.tracks.flatMap((track) => (track.withAway ? [track.withAway.reduce((a, b) => Math.max(a, b))] : []));
+    this.most = Math.max(part.budget ?? 0, part.peak, part.plainPeak, ...away);
     this.above = part.resident > MOSTLY_RESIDENT * Math.max(part.peak, part.plainPeak);
     [this.from, this.to] = [0, this.whole];
     const label = `Memory over time. ${KEYS}`;
@@ -24,11 +25,13 @@ class MemoryChart {
   }
 
   legend() {
-    const item = (key) => el("span", {}, el("i", { class: `swatch ${key}` }), PART_WORDS[key]);
-    const shown = LAYERS.filter((key) => key !== "resident" || this.part.resident > 0);
+    const item = (key, words = PART_WORDS[key]) => el("span", {}, el("i", { class: `swatch ${key}` }), words);
+    const moves = this.tracks.some((track) => track.withAway);
+    const shown = LAYERS.filter((key) => (key === "resident" ? this.part.resident > 0 : key !== "fetched" || moves));
     return el(
       "p", { class: "legend" },
-      ...shown.map(item), el("span", {}, el("i", { class: "swatch again" }), "runs again"),
+      ...shown.map((key) => item(key)), moves ? item("away") : null, item("again", "runs again"),
+      this.tracks.some((track) => track.waits.some(Boolean)) ? item("waits", "waits for copies") : null,
     );
   }
 
@@ -123,20 +126,21 @@ class MemoryChart {
   }
 
   drawPanel(track, index) {
-    const { best, again } = track.columns(this.from, this.to, this.inner);
+    const { best, again, waits } = track.columns(this.from, this.to, this.inner);
     track.best = best;
     const bottom = this.top(index) + this.panel;
     const group = svg("g", {}, this.grid(index));
     for (const [xs, runs] of stretches(best)) {
       const across = xs.map((x) => VIEW.left + x);
       const line = (heights) => steps(across, runs.map((run) => this.y(heights[run], index)));
+      if (track.withAway) group.append(svg("path", { class: "fill away", d: `${line(track.withAway)}V${bottom}H${across[0]}Z` }));
       for (let layer = LAYERS.length - 1; layer >= (this.above ? 1 : 0); layer--) {
         const d = `${line(track.tops[layer])}V${bottom}H${across[0]}Z`;
         group.append(svg("path", { class: `fill ${LAYERS[layer]}`, d }));
       }
       group.append(svg("path", { class: "edge", d: line(track.total) }));
     }
-    group.append(this.againStrip(again, bottom), ...limits(this, index), ...panelWords(this, track, index));
+    group.append(this.strip("again", again, bottom), this.strip("waits", waits, bottom), ...limits(this, index), ...panelWords(this, track, index));
     return group;
   }
 
@@ -155,12 +159,12 @@ class MemoryChart {
     return svg("g", {}, ...marks.map(line));
   }
 
-  /** Where operators run again: a strip below the panel. */
-  againStrip(again, bottom) {
-    const strip = svg("g", { class: "again" });
-    const level = (x) => Math.ceil(Math.min(1, again[x]) * 4) / 4;
-    for (let x = 0, end; x < again.length; x = end) {
-      for (end = x + 1; end < again.length && level(end) === level(x); ) end++;
+  /** Where operators run again, or wait for copies: a strip below the panel. */
+  strip(cls, shares, bottom) {
+    const strip = svg("g", { class: cls });
+    const level = (x) => Math.ceil(Math.min(1, shares[x]) * 4) / 4;
+    for (let x = 0, end; x < shares.length; x = end) {
+      for (end = x + 1; end < shares.length && level(end) === level(x); ) end++;
       if (!level(x)) continue;
       const box = { x: VIEW.left + x, width: end - x, y: bottom + 2, height: VIEW.strip };
       strip.append(svg("rect", { ...box, "fill-opacity": level(x) }));

@@ -6,8 +6,9 @@ const WORDS = {
   holders: "Areas are bytes. Numbered modules with the same operators are one. Choose a tile to look inside.",
   curve:
     "Every point is a plan of the same step; none of them is better in both. Choose a point to see its figures.",
-  grey: " In the grey area no plan exists, as certified.",
-  greyOf: (step) => ` In the grey area no plan of the ${step} step exists, as certified.`,
+  grey: (step, copies) =>
+    ` In the grey area no plan${step ? ` of the ${step} step` : ""}${copies ? " without copies" : ""} exists, as certified.`,
+  copies: " This plan also copies values to the host, and the search for these points copied none.",
   curveOf: {
     captured: " They are plans of the captured step, and this plan is of a rewritten one.",
     rewritten: " They are plans of the step as rewritten.",
@@ -58,8 +59,9 @@ function curveSection(part) {
   const title = "Memory against time";
   if (!part.curve.length) return section(title, "", el("p", {}, WORDS.noCurve));
   const step = part.curveStep;
-  const grey = certified(part).length ? (step ? WORDS.greyOf(step) : WORDS.grey) : "";
-  return section(title, WORDS.curve + (step ? WORDS.curveOf[step] : "") + grey + (part.title ? WORDS.partCurve : ""), new Curve(part).element);
+  const grey = certified(part).length ? WORDS.grey(step, part.copies) : "";
+  const words = WORDS.curve + (step ? WORDS.curveOf[step] : "") + (part.copies ? WORDS.copies : "") + grey;
+  return section(title, words + (part.title ? WORDS.partCurve : ""), new Curve(part).element);
 }
 
 function sections(part) {

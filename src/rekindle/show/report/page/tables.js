@@ -35,7 +35,8 @@ function claimsList(claims) {
 function recomputedTable(part) {
   const rows = part.recomputed;
   if (!rows.length) return el("p", {}, "Nothing: this plan runs every operator once.");
-  const length = part.tracks[1].runs.reduce((sum, op) => sum + part.ops.time[op], 0) || 1;
+  const waited = part.tracks[1].waits.reduce((sum, [, seconds]) => sum + seconds, 0);
+  const length = waited + part.tracks[1].runs.reduce((sum, op) => sum + part.ops.time[op], 0) || 1;
   const once = part.tracks[0].runs.reduce((sum, op) => sum + part.ops.time[op], 0) || 1;
   const lines = rows.map(([module, does, ops, times, cost, freed, first, last]) => [
     what(text(module), text(does)), when(first / length, last / length), ops.toLocaleString("en"),

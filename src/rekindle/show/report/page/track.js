@@ -10,19 +10,22 @@ class Track {
     this.ends = new Float64Array(count);
     this.tops = LAYERS.map(() => new Float64Array(count));
     this.again = new Uint8Array(count);
+    this.waits = new Float64Array(count); // for copies, before the run begins
+    for (const [run, seconds] of track.waits) this.waits[run] = seconds;
     const ran = new Set();
     let now = 0;
     for (let i = 0; i < count; i++) {
       const op = track.runs[i];
       this.again[i] = ran.has(op) ? 1 : 0;
       ran.add(op);
-      now += part.ops.time[op];
+      now += this.waits[i] + part.ops.time[op];
       this.ends[i] = now;
       let top = part.resident;
       this.tops[0][i] = top;
       track.parts.forEach((row, k) => (this.tops[k + 1][i] = top += row[i]));
     }
     this.total = this.tops.at(-1);
+    this.withAway = track.away.length ? this.total.map((size, i) => size + track.away[i]) : null;
     this.length = now;
   }
 
@@ -46,22 +49,24 @@ class Track {
     return low;
   }
 
-  /** For each of `pixels` columns of the view: the run that holds most there (-1: none), and the share of time that is
-   * spent on runs again. */
+  /** For each of `pixels` columns of the view: the run that holds most there (-1: none), and the shares of time that
+   * are spent on runs again and on waits for copies. */
   columns(from, to, pixels) {
     const best = new Int32Array(pixels).fill(-1);
-    const again = new Float64Array(pixels);
+    const [again, waits] = [new Float64Array(pixels), new Float64Array(pixels)];
     const scale = pixels / (to - from);
     for (let run = this.at(from); run < this.ends.length && this.start(run) <= to; run++) {
       const begin = (this.start(run) - from) * scale;
+      const ready = begin + this.waits[run] * scale;
       const end = (this.ends[run] - from) * scale;
       const last = Math.min(pixels - 1, Math.floor(end));
       for (let x = Math.max(0, Math.floor(begin)); x <= last; x++) {
         if (best[x] < 0 || this.total[run] > this.total[best[x]]) best[x] = run;
-        if (this.again[run]) again[x] += Math.max(0, Math.min(end, x + 1) - Math.max(begin, x));
+        if (this.again[run]) again[x] += Math.max(0, Math.min(end, x + 1) - Math.max(ready, x));
+        if (this.waits[run]) waits[x] += Math.max(0, Math.min(ready, x + 1) - Math.max(begin, x));
       }
     }
-    return { best, again };
+    return { best, again, waits };
   }
 }
 
