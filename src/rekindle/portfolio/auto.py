@@ -139,12 +139,14 @@ def auto(problem: Problem) -> Iterator[Schedule]:
     companion.start()
     with compiled.reported_to(problem.progress):
         found = stretches_of(problem).answers(problem)
-        if problem.effort == "thorough" and not problem.whole:  # never worse than with less effort
-            normal = replace(problem, effort="normal")
-            less = stretches_of(normal).answers(normal)
-            found = pareto(found + less)
+        if problem.effort == "thorough":
+            most = found[-1].peak * (1 + EQUAL_SHARE)
+            if not problem.whole:  # never worse than with less effort
+                normal = replace(problem, effort="normal")
+                less = stretches_of(normal).answers(normal)
+                found = pareto(found + less)
+                most = min(found[-1].peak * (1 + EQUAL_SHARE), less[-1].peak)
             if problem.limit is None and problem.max_overhead is None:
-                least = min(found[-1].peak * (1 + EQUAL_SHARE), less[-1].peak)
-                found = found[: 1 + next(i for i, e in enumerate(found) if e.peak <= least)]
+                found = found[: 1 + next(i for i, e in enumerate(found) if e.peak <= most)]
     chosen = thin(choose(problem, found))
     yield from (Schedule.from_runs(problem.graph, e.runs, "auto") for e in chosen)
