@@ -201,3 +201,72 @@ def doubtful_schedules(draw: st.DrawFn, graph: Graph) -> Schedule:
             other = draw(st.integers(0, len(steps) - 1))
             steps[at], steps[other] = steps[other], steps[at]
     return Schedule(tuple(steps), graph.hash, "doubtful")
+
+
+@st.composite
+def links(draw: st.DrawFn) -> Link:
+    """A link whose copies take dyadic seconds, so that sums stay exact."""
+    out, back = (float(2 ** draw(st.integers(-2, 6))) for _ in range(2))
+    return Link(out, back, draw(st.sampled_from([0.0, 0.25, 2.0])), both_at_once=draw(st.booleans()))
+
+
+def linked(graphs: st.SearchStrategy[Graph]) -> st.SearchStrategy[Graph]:
+    """The same graphs, each with a link to the host."""
+    return st.builds(lambda graph, link: replace(graph, link=link), graphs, links())
+
+
+@st.composite
+def copied_schedules(draw: st.DrawFn, graph: Graph) -> Schedule:
+    """A valid schedule, into which copies to the host, frees of what was copied, and fetches are put wherever they may be."""
+    produced = {v for op in graph.ops for v in op.outputs}
+    steps: list[Step] = []
+    live: set[int] = set()
+    host: set[int] = set()
+    coming: set[int] = set()  # values that were fetched and not needed since: the host has them still
+    gone: set[int] = set()  # values that were freed here and that the schedule without copies still holds
+
+    def needed(values: set[int]) -> None:
+        host.difference_update(values & coming)
+        coming.difference_update(values)
+
+    def take(step: Step) -> None:
+        steps.append(step)
+        if isinstance(step, Offload):
+            host.add(step.value)
+        elif isinstance(step, Fetch):
+            coming.add(step.value)
+            live.add(step.value)
+            gone.discard(step.value)
+        elif isinstance(step, Free):
+            needed({step.value})
+            live.remove(step.value)
+        else:
+            needed(set(graph.ops[step.op].inputs))
+            live.update(graph.ops[step.op].outputs)
+            gone.difference_update(graph.ops[step.op].outputs)
+            live.discard(-1 if step.into is None else step.into)
+
+    def put_in() -> None:
+        """Up to two copies or frees that may stand here."""
+        for _ in range(draw(st.integers(0, 2))):
+            may: list[Step] = [Offload(v) for v in sorted(live - host)]
+            may += [Free(v) for v in sorted(live & host - coming)] + [Fetch(v) for v in sorted(host - coming - live)]
+            if may:
+                take(step := draw(st.sampled_from(may)))
+                if isinstance(step, Free):
+                    gone.add(step.value)
+
+    for step in draw(schedules(graph)).steps:
+        put_in()
+        if isinstance(step, Free) and step.value in gone and draw(st.booleans()):
+            gone.remove(step.value)
+            continue
+        reads = [step.value] if isinstance(step, Free) else sorted({*graph.ops[step.op].inputs} & produced)  # type: ignore[union-attr]
+        for v in reads:
+            if v not in live:
+                take(Fetch(v))
+        take(step)
+    put_in()
+    for v in sorted({*graph.keep} & produced - live):
+        take(Fetch(v))
+    return Schedule(tuple(steps), graph.hash, "random")
