@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import rekindle
+from command_line import PLAIN, step
 from rekindle.ask import MaxOverhead
 from rekindle.model.graph import Graph
 from rekindle.parts.plan import Part, PartsPlan
@@ -267,6 +268,20 @@ def test_a_graph_without_seconds_says_so(chromium: Any, tmp_path: Path) -> None:
     heads = page.js("return [...document.querySelectorAll('th')].map(h => h.textContent)")
     assert "of the plain step's runs" in heads
     assert "of the plain step" not in heads
+
+
+def test_copies_to_the_host_have_colours_of_their_own(chromium: Any, tmp_path: Path, width: int) -> None:
+    linked = replace(step(), link=rekindle.Link(1e3, 1e3, 0.0))
+    words = ("on the host alone", "brought back from the host", "waits for copies")
+    for offload in (True, False):
+        path = tmp_path / f"{offload}.html"
+        rekindle.plan(linked, PLAIN - 10, offload=offload, cache=False).to_html(path, frontier=True)
+        page = Page(chromium, path, width)
+        legend, shown = (page.js(f"return document.querySelector('{x}').innerText") for x in (".legend", "#report"))
+        assert [w in legend for w in words] == [offload] * 3
+        assert page.js("return document.querySelectorAll('.memory .fill.away').length") == int(offload)
+        assert ("no plan without copies exists" in shown) == ("copied to the host" in shown) == offload
+        assert page.read_logs()[0] == []
 
 
 def test_an_empty_graph_has_a_report(chromium: Any, tmp_path: Path) -> None:

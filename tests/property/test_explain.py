@@ -17,7 +17,7 @@ from rekindle.model.graph import Graph, Op
 from rekindle.model.judge import simulate
 from rekindle.model.schedule import Free, Offload, Run, Schedule
 from rekindle.show.report.held import MemoryByPart
-from strategies import examples, graphs, schedules, schedules_with_copies
+from strategies import copied_schedules, examples, graphs, linked, schedules
 
 COLUMNS, LINES = 80, 45
 NAMES = (
@@ -79,7 +79,8 @@ def test_every_byte_between_the_peaks_has_one_row(data: st.DataObject) -> None:
 @examples(400)
 @given(st.data())
 def test_values_that_are_away_are_held_by_nobody(data: st.DataObject) -> None:
-    graph, schedule = data.draw(schedules_with_copies(data.draw(described())))
+    graph = data.draw(linked(described()))
+    schedule = data.draw(copied_schedules(graph))
     e = explain_schedule(graph, schedule)
     plain, planned = simulate(graph, Schedule.baseline(graph)), simulate(graph, schedule)
     assert (e.baseline_peak_bytes, e.peak_bytes) == (plain.peak_bytes, planned.peak_bytes)
@@ -94,7 +95,8 @@ def test_values_that_are_away_are_held_by_nobody(data: st.DataObject) -> None:
 @examples(400)
 @given(st.data())
 def test_bytes_that_are_away_are_those_that_only_the_host_has(data: st.DataObject) -> None:
-    graph, schedule = data.draw(schedules_with_copies(data.draw(described())))
+    graph = data.draw(linked(described()))
+    schedule = data.draw(copied_schedules(graph))
     lives, held = Lives.of(graph, schedule), MemoryByPart.of(graph, schedule)
     live, host, coming, away = set[int](), set[int](), set[int](), []
     for s in schedule.steps:

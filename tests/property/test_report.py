@@ -27,7 +27,7 @@ from rekindle.show.frontier_svg import frontier_svg
 from rekindle.show.svg import byte_unit, ticks
 from rekindle.show.timeline import LAYOUT, memory_timeline
 from rekindle.show.tracks import Track, short_name
-from strategies import graphs, run_sequences, schedules_with_copies
+from strategies import copied_schedules, graphs, linked, run_sequences
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -163,7 +163,8 @@ def test_every_graph_can_be_drawn_inside_its_frame(data: st.DataObject) -> None:
 
 @given(st.data())
 def test_what_is_away_and_waits_are_drawn(data: st.DataObject) -> None:
-    graph, schedule = data.draw(schedules_with_copies(data.draw(graphs())))
+    graph = data.draw(linked(graphs()))
+    schedule = data.draw(copied_schedules(graph))
     judged = simulate(graph, schedule)
     track = Track.of(graph, schedule, "Planned", graph.weights("seconds"))
     drawn = words(parsed(memory_timeline(graph, schedule)))

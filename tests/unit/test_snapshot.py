@@ -14,7 +14,7 @@ import rekindle
 from rekindle.errors import UsageError
 from rekindle.model.plan import Plan
 from rekindle.show.snapshot import snapshot
-from strategies import joint_graphs, schedules_with_copies
+from strategies import copied_schedules, joint_graphs, linked
 from traced_steps import blocks
 
 
@@ -49,7 +49,8 @@ def test_the_most_bytes_are_the_plans_peak(graph: rekindle.Graph, part: float) -
 
 @given(st.data())
 def test_a_fetched_value_has_the_frame_of_its_maker(data: st.DataObject) -> None:
-    graph, schedule = data.draw(schedules_with_copies(data.draw(joint_graphs())))
+    graph = data.draw(linked(joint_graphs()))
+    schedule = data.draw(copied_schedules(graph))
     judged = rekindle.simulate(graph, schedule)
     plain = rekindle.plan(graph, 1.0, solver="none", cache=False)
     found = snapshot(replace(plain, graph=graph, schedule=schedule))

@@ -148,7 +148,8 @@ class Curve {
     const p = index === null ? { ...this.part, flops: null } : this.points[index];
     const { costWords, plainPeak } = this.part;
     const change = plainPeak ? ` (${percent(p.peak / plainPeak - 1)})` : "";
-    const claim = (words) => (p.verified ? `no plan ${words}` : `its file says: none ${words}`);
+    const of = index !== null && this.part.copies ? "without copies " : "";
+    const claim = (words) => (p.verified ? `no plan ${of}${words}` : `its file says: none ${of}${words}`);
     const rows = [
       ["peak of the step", `${bytes(p.peak)}${change}`],
       [`extra ${costWords}`, percent(p.overhead)],
