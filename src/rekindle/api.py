@@ -60,7 +60,7 @@ def plan(
         `peak_bytes` is the peak where the loop drops them; a bare Graph knows no such loop. A float in (0, 1]:
         the activation peak, as a fraction of the plain captured step's (eager's step holds as much or more).
     max_overhead : least memory within this extra cost (0.1: 10 %).
-    minimize : "memory": least memory at any cost.
+    minimize : "memory": least memory at any cost; with effort "thorough", the cheapest plan within 0.1 % of it.
     solver : a name that `rekindle solvers` lists.
     cost : the unit of the extra cost: "seconds", "flops" or "unit" (op runs).
     effort : how long `auto` searches: "quick" for the first good plan, "normal" until going on is not worth the wait,

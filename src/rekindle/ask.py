@@ -167,7 +167,7 @@ class PlanOptions:
     cache : plans are remembered on disk, and read from there.
     parity : "bitwise", or "close": then a plan may add up a parameter's gradient in another order.
     or_least : where no plan keeps the budget, the one of least memory is made in its place; see `missed`.
-    offload : whether values may be copied to the host: False; True; "auto", where the link to it is fast enough to gain.
+    offload : whether values may be copied to the host: False; True; "auto", where there is a link: on a GPU, or with a target.
     host_budget : bytes that the host may hold of them; None: what the plan needs.
     progress : called with one line of text now and then; None: news and progress go to stderr; False: silence. Not saved in
         plan files.

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 
 from asked import searches
 from lightning_models import BATCH, CallsNet, Lit, data, fitted, quick, same_weights, trainer
-from marks import every, few
+from marks import every, few, sweep
 from rekindle.integrations.lightning import PlanCallback
 from scripts import printed_by
 from steps_compared import plans
@@ -224,6 +224,7 @@ def test_data_that_can_be_read_once_are_refused(tmp_path: Path) -> None:
         trainer(tmp_path, quick(), max_steps=1).fit(Lit(), iter(data()))
 
 
+@sweep
 def test_two_processes_run_by_one_plan(tmp_path: Path) -> None:
     """The strategy ddp under torchrun: one rank plans and saves, both run, and a second fit reads the file on both. Then FSDP2:
     planned blocks are sharded in `configure_model`."""

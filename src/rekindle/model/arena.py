@@ -69,7 +69,7 @@ def plan_offsets(graph: Graph, schedule: Schedule, alignment: int = ALIGNMENT) -
     return Arena(first, last, size, value, offsets, top, int(room.sum()))
 
 
-def host_offsets(graph: Graph, schedule: Schedule, alignment: int = ALIGNMENT) -> tuple[list[int], int]:
+def host_offsets(graph: Graph, schedule: Schedule) -> tuple[list[int], int]:
     """(offset of the copy that each `Offload` of a valid schedule makes in one block of host memory, bytes of that block)."""
     begun: dict[int, int] = {}  # value -> number of its life
     coming: set[int] = set()
@@ -86,9 +86,8 @@ def host_offsets(graph: Graph, schedule: Schedule, alignment: int = ALIGNMENT) -
             for v in needed:
                 lives[begun.pop(v)][1] = s
     first, last, size = (np.ascontiguousarray(c) for c in np.array(lives, np.int64).reshape(-1, 3).T)
-    room = -(-size // alignment) * alignment
-    offsets = _place(first, last, room) if len(lives) else room
-    return offsets.tolist(), int((offsets + room).max(initial=0))
+    offsets = _place(first, last, size) if len(lives) else size
+    return offsets.tolist(), int((offsets + size).max(initial=0))
 
 
 def _place(first: np.ndarray, last: np.ndarray, size: np.ndarray) -> np.ndarray:

@@ -23,7 +23,7 @@ class Simulation:
 
     peak_bytes : the most memory held during any run or fetch, resident bytes included.
     peak_step : index of the step where it is held.
-    memory : int64 [steps], bytes during each run and after each free, resident bytes included.
+    memory : int64 [steps], bytes during each run and after each other step, resident bytes included.
     runs : int64 [ops], how often each op runs.
     seconds, flops : sums over runs; where values are copied to the host, `seconds` also counts what the step waits for copies.
     overhead, flops_overhead : extra cost over running each needed op once, as a fraction.

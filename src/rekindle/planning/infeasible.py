@@ -91,8 +91,8 @@ def infeasible(
     )  # fmt: skip
 
 
-def beside_copies(refused: InfeasibleBudget, scorer: Scorer) -> InfeasibleBudget:
-    """The error of a plan without copies to the host as that of one that may have them: its bound holds for both."""
+def infeasible_with_copies(refused: InfeasibleBudget, scorer: Scorer) -> InfeasibleBudget:
+    """The error where no plan keeps the budget, with copies to the host or without. refused : the error without."""
     floor = bounds.single_op(scorer.graph if scorer.spare is None else relaxed(scorer.graph))
     return InfeasibleBudget(
         f"without copies to the host, {refused}. No copies to the host were found that keep it either",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 import numpy as np
 
@@ -63,7 +64,7 @@ class Offloading:
             runs = [np.array(s.runs) for s in solver.solve(whole)]
         met = [Schedule.baseline(graph, solver.name), *(Schedule.from_runs(graph, r, solver.name) for r in runs)]
         curve = pareto(self.scorer.all(met))[-CANDIDATES_MOST:]
-        found = self.among(curve, plain)
+        found = self.among(takewhile(lambda _: problem.time_left > 0, curve), plain)
         if found is None or found is plain:
             return found
         if self.aim.limit is None:  # the same peak may be reached in less time

@@ -22,7 +22,7 @@ from ..saying.shares import EPS, percent
 from ..saying.sizes import format_bytes
 from . import certify, registry, remembered
 from .candidates import Finish, Known, PlanRequest, Scored, Scorer, pick, smaller
-from .infeasible import beside_copies, floor_of, infeasible, no_such_overhead
+from .infeasible import floor_of, infeasible, infeasible_with_copies, no_such_overhead
 from .offloading import Offloading
 
 # Guesses that served on the benchmark's models.
@@ -30,6 +30,7 @@ USUAL_S = 30.0  # a longer time limit makes thorough searches work longer, in pr
 RESULTS_MATTER_SHARE = 1 / 64  # of the least memory found, above which the results of forward are worth a second search
 NAMED_MOST = 64  # schedules of infeasible budgets that are remembered
 ASKED_MOST = 3  # searches for one budget, each for less where finished schedules take more than their solver thought
+WITHOUT_COPIES_SHARE = 0.7  # of a time limit, for the plan without copies to the host; the rest is for copies
 STEEP_OVERHEAD = 0.3  # of a plan within a budget, from which a larger budget is offered
 OFFER_REACH = 1.5  # times the memory, at most, that the offered budget takes
 OFFER_SHARE = 0.5  # of the overhead, at most, that it costs
@@ -120,7 +121,7 @@ def _offloaded(
     solver: Solver,
     request: PlanRequest,
     known: Known | None,
-    without: Callable[[PlanOptions], Plan],
+    without: Callable[..., Plan],
 ) -> Plan:
     """The best plan that may copy values to the host. without : makes the best plan that copies none.
 
@@ -131,14 +132,15 @@ def _offloaded(
     start = time.monotonic()
     scorer, baseline, aim = request
     graph, host_bytes = scorer.graph, options.host_bytes
-    stays = replace(options, offload=False, host_budget=None)
+    most_s = None if options.time_limit is None else WITHOUT_COPIES_SHARE * options.time_limit
+    stays = replace(options, offload=False, host_budget=None, time_limit=most_s)
     if graph.link is None:
         if options.offload is True:
             raise UsageError(
                 f"offload=True needs the speed of copies to the host, and graph {graph.name!r} has no link; give it one: "
                 "dataclasses.replace(graph, link=rekindle.Link(50e9, 50e9))"
             )
-        return replace(without(stays), asked=options)
+        return replace(without(stays, known=known), asked=options)
     memory = remembered.place("plan", scorer, options, solver) if known is None else None
     problem = _problem_of(graph, options, aim.limit, scorer.spare)
     found = known or (_recalled(memory.recall(), scorer, aim, problem) if memory is not None else None)
@@ -154,7 +156,7 @@ def _offloaded(
         copied = Offloading(scorer, aim, host_bytes).best(plain, solver, problem)
         if copied is None:
             assert refused is not None
-            raise beside_copies(refused, scorer)
+            raise infeasible_with_copies(refused, scorer)
         best = copied
     proven = certify.beside_copies(graph, best.judged.peak_bytes, best.judged.overhead, aim, host_bytes)
     if memory is not None and found is None and not problem.interrupted.is_set():

@@ -42,7 +42,7 @@ from .plan_files import is_solver_name, runs_too_much
 log = logging.getLogger("rekindle")
 
 FORMAT = "rekindle.remembered/1"
-SEARCH_VERSION = 8  # raise it whenever a search finds other schedules: plans that are older are then searched for again
+SEARCH_VERSION = 9  # raise it whenever a search finds other schedules: plans that are older are then searched for again
 FOLDER = "plans"
 NEWS = "plan of the same graph, goal and costs found on disk"
 LOCK_WAIT_S = 5.0  # for another process that tidies the folder; after it, the next process does so. A guess

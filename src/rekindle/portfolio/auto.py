@@ -18,9 +18,10 @@ Effort says how far this goes. "quick" looks at a stretch once, briefly, "normal
 3. plans in the stretch are pressed (`Polish.press`) to the least peak at the same cost, counting the tiny values that searches
    leave out;
 4. in the lowest stretch, where small changes of known plans lead nowhere, searches begin anew: `storages`, `rotor`, `dtr`,
-   `beam`, and two by FLOPs (see `anew`); of plans whose least memory is all but equal the cheapest counts;
+   `beam`, and two by FLOPs (see `anew`);
 5. on graphs of up to 128 ops the exact search answers at round peaks of the stretch where it can;
-6. effort "normal" is asked too, so that a plan is never worse than with less effort.
+6. effort "normal" is asked too, so that a plan is never worse than with less effort. Where least memory is the goal, and at the
+   end of a frontier, the cheapest plan within `EQUAL_SHARE` of the least peak is taken; for the goal never one above normal's.
 
 On large graphs (more than `proposals.LARGE_OPS` ops) fewer solvers are asked, and steps 3 and 5 are left out.
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..kernels import copies
 from ..kernels.arrays import RUN
+from ..model.arena import host_offsets
 from ..model.graph import Graph
 from ..model.schedule import Schedule
 
@@ -66,6 +67,11 @@ class Copying:
         np.add.at(change, self.gaps.next, -size)
         return int((self.memory - change.cumsum()[:-1]).max(initial=0))
 
+    def _fits(self, rows: np.ndarray, host_bytes: float) -> bool:
+        """Whether one block of the host holds the copies."""
+        made = Schedule.from_array(rows, self.graph.hash, self.schedule.solver)
+        return np.isinf(host_bytes) or host_offsets(self.graph, made)[1] <= host_bytes
+
     def within(self, room: int, host_bytes: float, most_s: float = np.inf) -> Schedule | None:
         """The schedule with copies whose runs hold at most `room` bytes, of the least seconds that is found; None: none is.
 
@@ -80,7 +86,7 @@ class Copying:
             chosen, enough = copies.choose(order, self.gaps, self.memory, room, host_bytes, graph.arrays)
             for _ in range(TRIES if enough else 0):
                 rows, seconds, left = copies.place(self.schedule.array, self.gaps, chosen, *placing)
-                if seconds <= most_s and (left == chosen).all():
+                if seconds <= most_s and (left == chosen).all() and self._fits(rows, host_bytes):
                     best, most_s = rows, seconds
                 if (left == chosen).all() or np.isinf(seconds):
                     break

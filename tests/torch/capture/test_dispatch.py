@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import rekindle
-from marks import every, sweep
+from marks import every
 from rekindle import PlanMismatch, UsageError
 from rekindle.torch.serve.planned import PlannedForward
 from test_execute import Net, TwoResults, equal_gradients, tight
@@ -148,7 +148,6 @@ def test_a_plan_from_a_file_is_bound_at_the_first_call(tmp_path: Path) -> None:
     assert check.ok
 
 
-@sweep
 def test_a_plan_from_a_file_for_another_batch_is_refused(tmp_path: Path) -> None:
     plain, planned = planned_pair()
     planned.forward.plan.save(tmp_path / "plan.json")

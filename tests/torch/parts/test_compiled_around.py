@@ -97,7 +97,6 @@ def test_a_new_shape_is_planned_inside_a_compiled_function() -> None:
     assert len(list(model.forward.bounds)) == 2
 
 
-@sweep
 def test_planned_parts_are_calls_between_graphs() -> None:
     """Of a model whose loss is read and whose tokens are routed: torch.compile breaks there too."""
     torch.manual_seed(0)

@@ -312,7 +312,6 @@ def wrong_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage, "_compiled", {})
 
 
-@sweep
 def test_a_way_with_other_gradients_is_not_offered(wrong_way: None) -> None:
     model, x = net(depth=5)
     plan = rekindle.checkpoint(model, x, 1.0, compile=True, effort="quick", **QUIET).forward.plan

@@ -171,7 +171,6 @@ class Growing(Experts):
         return super().forward(x) * self.calls
 
 
-@sweep
 def test_a_part_that_does_more_than_compute_does_not_run_again() -> None:
     model, sample = routed(notes=True)
     plan = planned(model, sample, minimize="memory")
@@ -349,6 +348,7 @@ def test_restore_and_copies() -> None:
     assert [name for name, m in copied.named_modules() if "forward" in m.__dict__] != []
 
 
+@sweep
 def test_planned_again_and_after_a_failure_as_before() -> None:
     model, sample = routed()
     first = planned(model, sample, max_overhead=0.1)
@@ -373,7 +373,6 @@ def test_other_shapes_and_modes() -> None:
         assert torch.equal(model.eval()(*longer), twin.eval()(*longer))
 
 
-@sweep
 def test_larger_inputs_than_the_budget_was_divided_for_are_told(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, sample = routed(layers=1)
@@ -424,7 +423,6 @@ def test_layers_left_out_that_equal_others_need_no_more_forwards(monkeypatch: py
     assert f"model.decoder.layers.{[len(c.keys) for c in layers].index(0)}.self_attn" in found
 
 
-@sweep
 def test_a_shape_that_is_an_error() -> None:
     model, sample = routed()
     planned(model, sample, minimize="memory", on_new_shape="error")

@@ -13,7 +13,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 import rekindle
-from marks import every, sweep
+from marks import every
 from models import make
 from pairs import Net, both, equal_gradients, tight
 from rekindle import RekindleError
@@ -235,7 +235,6 @@ def test_an_expanded_gradient_is_as_good_as_any() -> None:
     assert equal_gradients(model, planned)
 
 
-@sweep
 def test_transformers_results_keep_their_type() -> None:
     model, sample = make("gpt2")
     plain = type(model(**sample))

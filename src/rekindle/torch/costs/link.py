@@ -1,4 +1,4 @@
-"""The link between a device and the host's memory: measured, or that of a named device."""
+"""The link between a device and the host's memory: measured, or a named device's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from . import devices
 COPY_S = 10e-6  # that a copy takes beside its bytes: its launch and its events. A rough figure for CUDA
 MEASURED_BYTES = 2**26
 REPEATS = 5
-DIGITS = 2  # of the measured rates, so that a plan is recognised at the next start
+DIGITS = 2  # of the measured rates, so that a GPU's plan is mostly recognised at the next start
 BOTH_AT_ONCE_SHARE = (
     0.75  # of the time of two copies in turn, below which two that are asked for together run at once. A guess
 )
@@ -33,7 +33,7 @@ def _measured(device: torch.device) -> Link:
     """The link of a device at hand, from the fastest of a few copies of a large block."""
     cuda = device.type == "cuda"
     here, there = (torch.empty(MEASURED_BYTES, dtype=torch.uint8, device=device) for _ in range(2))
-    host, other = (torch.empty(MEASURED_BYTES, dtype=torch.uint8, pin_memory=cuda) for _ in range(2))
+    host, other = (torch.empty(MEASURED_BYTES, dtype=torch.uint8, device="cpu", pin_memory=cuda) for _ in range(2))
     if not cuda:
         out = _seconds(lambda: host.copy_(here))
         return Link(_rate(out), _rate(out), COPY_S, both_at_once=False)

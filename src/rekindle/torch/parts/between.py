@@ -1,8 +1,8 @@
 """Measures a step of a model whose parts are planned: what it holds outside of the parts, and when each part runs.
 
 The step runs with known plans, so what the planned parts hold is known. The rest is outside of them, such as the loss and the
-inputs of parts, or inside of a part that cannot be captured and was left open (see `again`). Those bytes do not depend on the
-plans, as long as these save no more of their inputs.
+inputs of parts, or inside of a part that cannot be captured and was left open (see `ways.again`). Those bytes do not depend on
+the plans, as long as these save no more of their inputs.
 """
 
 from __future__ import annotations

@@ -15,14 +15,15 @@ import threading
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from ...errors import RekindleError
 from ...saying import notices
 from ...saying.sizes import format_bytes
-from ..private import is_fake
+from ..private import is_fake, saved_tensors_hooks_are_set
 
 LEFT_TO_HOST_SHARE = 0.1  # of its available memory, which no plan takes
 
@@ -115,6 +116,8 @@ class ThreadEngine:
 
 @functools.cache
 def _engine(device: torch.device, process: int) -> Engine:
+    if device.type not in ("cuda", "cpu"):
+        raise RekindleError(f"values on {device.type} cannot be copied to the host by a plan; plan with offload=False")
     return GpuEngine(device) if device.type == "cuda" else ThreadEngine()
 
 
@@ -123,15 +126,22 @@ def engine_of(device: torch.device) -> Engine:
     return _engine(device, os.getpid())
 
 
+class Block(NamedTuple):
+    """Host memory for the copies of one step. last : the end of the last copy out of it; None: nothing was copied out of it."""
+
+    memory: torch.Tensor
+    last: Event | None = None
+
+
 class HostPool:
     """Blocks of host memory for the copies of steps, one block for each step in progress; they are used again by later steps.
 
-    pinned : whether a GPU copies to them.
+    device : the device that copies to them; for a GPU they are pinned.
     """
 
-    def __init__(self, pinned: bool):
-        self._pinned, self._lock = pinned, threading.Lock()
-        self._idle: list[torch.Tensor] = []
+    def __init__(self, device: torch.device):
+        self._device, self._lock = device, threading.Lock()
+        self._idle: list[Block] = []
         self._total = 0
 
     def reserve(self, size: int, most: int | None) -> None:
@@ -143,7 +153,7 @@ class HostPool:
         """
         self.give(self._take(size, most))
 
-    def take(self, size: int, most: int | None) -> torch.Tensor | None:
+    def take(self, size: int, most: int | None) -> Block | None:
         """A block of at least so many bytes; None: the host has no more room, which is said once."""
         try:
             return self._take(size, most)
@@ -153,55 +163,64 @@ class HostPool:
             )
             return None
 
-    def give(self, block: torch.Tensor) -> None:
-        """Take back a block that no copy uses any more."""
+    def give(self, block: Block) -> None:
+        """Take back a block that no step uses any more."""
         self._idle.append(block)  # one step of Python, so that a finaliser may do it at any time
 
-    def _take(self, size: int, most: int | None) -> torch.Tensor:
+    def _take(self, size: int, most: int | None) -> Block:
         with self._lock:
-            fits = [i for i, b in enumerate(self._idle) if b.nbytes >= size]
+            fits = [i for i, b in enumerate(self._idle) if b.memory.nbytes >= size]
             if fits:
-                return self._idle.pop(min(fits, key=lambda i: self._idle[i].nbytes))
+                return self._idle.pop(min(fits, key=lambda i: self._idle[i].memory.nbytes))
             while self._idle:  # too small, and the new block serves in its place
-                self._total -= self._idle.pop().nbytes
+                memory, last = self._idle.pop()
+                if last is not None:
+                    last.synchronize()
+                self._total -= memory.nbytes
             left = min(_available(), (most if most is not None else 2**62) - self._total)
             if size > left:
                 raise RekindleError(
-                    f"a plan that copies values to the host needs {format_bytes(size)} of its memory, and {format_bytes(left)} "
-                    'are left for it; plan again with a smaller host_budget, such as host_budget="'
-                    f'{max(0, left) >> 20}MiB"'
+                    f"a plan that copies values to the host needs {format_bytes(size)} of its memory, and "
+                    f"{format_bytes(max(0, left))} are left for it; plan again with a smaller host_budget, or offload=False"
                 )
             self._total += size
-            return _pinned(size) if self._pinned else torch.empty(size, dtype=torch.uint8)
+            return Block(self._made(size))
+
+    def _made(self, size: int) -> torch.Tensor:
+        """A block, pinned for a GPU. (PyTorch's own allocator of pinned memory takes the next power of two.)"""
+        memory = torch.empty(size, dtype=torch.uint8, device="cpu")
+        if self._device.type == "cuda":
+            runtime: Any = torch.cuda.cudart()
+            with torch.cuda.device(self._device):
+                error = int(runtime.cudaHostRegister(memory.data_ptr(), size, 0))
+            if error:
+                raise RekindleError(
+                    f"the system pins no {format_bytes(size)} of host memory for copies (CUDA error {error})"
+                )
+            weakref.finalize(memory, runtime.cudaHostUnregister, memory.data_ptr())
+        return memory
 
 
 def _available() -> int:
-    """Bytes of the host's memory that a plan may take."""
+    """Bytes of the host's memory that a plan may take, as the system and the container of this process leave them."""
+    left = [2**62]
     with contextlib.suppress(OSError, ValueError, StopIteration):
-        with open("/proc/meminfo") as lines:
-            kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-        return int((1 - LEFT_TO_HOST_SHARE) * 1024 * kib)
-    return 2**62
-
-
-def _pinned(size: int) -> torch.Tensor:
-    """A block that a GPU copies to by itself. (PyTorch's own allocator of pinned memory takes the next power of two.)"""
-    block = torch.empty(size, dtype=torch.uint8)
-    runtime: Any = torch.cuda.cudart()
-    if error := int(runtime.cudaHostRegister(block.data_ptr(), size, 0)):
-        raise RekindleError(f"the system pins no {format_bytes(size)} of host memory for copies (CUDA error {error})")
-    weakref.finalize(block, runtime.cudaHostUnregister, block.data_ptr())
-    return block
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        left.append(1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")))
+    with contextlib.suppress(OSError, ValueError):  # "max" is no number
+        most, used = (int(Path(f"/sys/fs/cgroup/memory.{what}").read_text()) for what in ("max", "current"))
+        left.append(most - used)
+    return int((1 - LEFT_TO_HOST_SHARE) * min(left))
 
 
 @functools.cache
-def _pool(pinned: bool, process: int) -> HostPool:
-    return HostPool(pinned)
+def _pool(device: torch.device, process: int) -> HostPool:
+    return HostPool(device)
 
 
 def pool_of(device: torch.device) -> HostPool:
-    """The blocks that steps on such a device use in this process."""
-    return _pool(device.type == "cuda", os.getpid())
+    """The blocks that steps on this device use in this process."""
+    return _pool(device, os.getpid())
 
 
 @dataclass
@@ -233,29 +252,40 @@ class Away:
     def __init__(self, size: int, most: int | None):
         self._size, self._most = size, most
         self._copies: dict[int, _Copy] = {}
-        self._block: torch.Tensor | None = None
+        self._block: Block | None = None
         self._pool: HostPool | None = None
+        self._last: Event | None = None  # the last copy out of the block that was asked for
+        self._process = os.getpid()
 
-    def send(self, value: int, offset: int, again: bool, *tensors: Any) -> None:
-        """Begin to copy the storage of these tensors to the host, to this offset of the step's block.
+    def send(self, value: int, offset: int, size: int, again: bool, *tensors: Any) -> None:
+        """Begin to copy the storage of these tensors, of so many bytes, to this offset of the step's block on the host.
 
-        again : another backward may need what the host has there now, so the value stays. So does a gradient that is a sum of
-        parts, of which the program may have the parts alone, or nothing.
+        again : another backward may need what the host has there now, so the value stays. A gradient that is a sum of parts
+        stays too: the program may have its parts alone. So does a value that is not laid out as planned, and so do all values
+        while a CUDA graph is captured.
         """
         t = tensors[0]
         if not isinstance(t, torch.Tensor):
             self._copies[value] = _Copy(None, False, [], 0, torch.device("cpu"), tensors)
             return
-        size = t.untyped_storage().nbytes()
         parts = [(x.dtype, x.shape, x.stride(), int(x.storage_offset())) for x in tensors]
         copy = self._copies[value] = _Copy(None, is_fake(t), parts, size, t.device, tensors)
-        if copy.fake or again:
+        if (
+            copy.fake
+            or again
+            or {(x.untyped_storage()._cdata, x.untyped_storage().nbytes()) for x in tensors}
+            != {(t.untyped_storage()._cdata, size)}
+        ):
+            return
+        if t.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return
         if self._block is None:
             self._pool = pool_of(t.device)
             self._block = self._pool.take(self._size, self._most)
+            if self._block is not None and self._block.last is not None:
+                self._block.last.wait()
         if self._block is not None:
-            copy.host = self._block[offset : offset + size]
+            copy.host = self._block.memory[offset : offset + size]
             whole = torch.empty(0, dtype=torch.uint8, device=t.device).set_(t.untyped_storage())
             copy.left = engine_of(t.device).out(whole, copy.host)
 
@@ -278,6 +308,7 @@ class Away:
         if copy.host is not None:
             assert copy.left is not None
             copy.there, copy.device = engine_of(copy.where).back(copy.host, whole, copy.left), whole
+            self._last = copy.there
         return [whole.view(dtype).as_strided(shape, strides, at) for dtype, shape, strides, at in copy.parts]
 
     def arrived(self, value: int, again: bool) -> None:
@@ -291,12 +322,20 @@ class Away:
             if not self._copies:
                 self._let_go()
 
+    def settle(self) -> None:
+        """Let later ops run after all copies to the device, where hooks of the user will be shown what forward saves."""
+        for copy in self._copies.values() if saved_tensors_hooks_are_set() else ():
+            if copy.there is not None:
+                copy.there.wait()
+
     def _let_go(self) -> None:
         if self._block is not None and self._pool is not None:
-            self._pool.give(self._block)
+            self._pool.give(Block(self._block.memory, self._last))
         self._block = None
 
     def __del__(self) -> None:
+        if self._process != os.getpid():  # after a fork, its copies are the parent's
+            return
         for copy in self._copies.values():  # the step was given up: what a copy uses must outlive it
             for event in (copy.left, copy.there):
                 if event is not None:

@@ -62,6 +62,8 @@ class TrainingStep:
         watched = {i: inputs[i] for i in self.runner.watched_inputs}
         with disable_autocast():
             results, saved = self.runner.program.forward(inputs, self.rng)
+            if "away" in self.rng:
+                self.rng["away"].settle()
         self.versions = {i: (weakref.ref(t), t._version) for i, t in watched.items() if not t.is_inference()}
         for i, t in enumerate(results):
             if id(t) in known:  # autograd would treat two results, or a result and a parameter, as one tensor

@@ -55,7 +55,7 @@ def cut(low: Lowered, schedule: Schedule) -> Halves:
         after += 1
     forward, dropped, backward = steps[:boundary], steps[boundary + 1 : after], steps[after:]
     _check_random_order(low, forward, backward)
-    _check_copies(steps)
+    _check_copies(low.graph, steps)
     twice = [o for o, times in Counter(schedule.runs).items() if times > 1]
     replayed = {o for o in twice if _is_random(low, o)}
     found = {x for s in backward if isinstance(s, Run) for x in placeholders_read(low, s.op)}
@@ -160,11 +160,16 @@ def _check_random_order(low: Lowered, forward: Steps, backward: Steps) -> None:
         raise RekindleError("the schedule draws random numbers in another order than the model; it cannot be run")
 
 
-def _check_copies(steps: Steps) -> None:
-    """Check that no value is written over while a copy of it is yet to be fetched."""
+def _check_copies(graph: Graph, steps: Steps) -> None:
+    """Check that no value is written over while a copy of it is yet to be fetched, and that none is copied that the caller may
+    hold."""
     copied: set[int] = set()
     for s in steps:
         if isinstance(s, Offload):
+            if graph.shared[s.value]:
+                raise RekindleError(
+                    f"the schedule copies value {s.value} to the host, which the caller may hold; it cannot be run"
+                )
             copied.add(s.value)
         elif isinstance(s, Fetch):
             copied.discard(s.value)

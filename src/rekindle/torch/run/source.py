@@ -255,9 +255,9 @@ class Source:
             self._gone(s.value)
             self._delete(s.value)
         elif isinstance(s, Offload):
-            offset = next(self._offsets)
+            offset, size = next(self._offsets), self._graph.values[s.value].bytes
             if names:
-                self.lines.append(f"    away.send({s.value}, {offset}, {self._again}, {', '.join(names)})")
+                self.lines.append(f"    away.send({s.value}, {offset}, {size}, {self._again}, {', '.join(names)})")
                 self._copying.add(s.value)
         elif names:
             self.lines.append(f"    {', '.join(names)}, = away.fetch({s.value}, {self._again})")

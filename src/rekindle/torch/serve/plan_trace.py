@@ -77,8 +77,8 @@ def plan_trace(traced: Trace, options: PlanOptions, make: Callable[..., Plan]) -
 
 
 def with_link(traced: Trace, options: PlanOptions) -> Graph:
-    """The graph of the trace, with the link of its device to the host where these options ask for copies. Without one: the
-    device is the host itself, and copies are not insisted on."""
+    """The graph of the trace, with the link of its device to the host where these options ask for copies; there is none where
+    the device is the host itself and offload="auto"."""
     if not options.offload:
         return traced.graph
     device, target = traced.lowered.captured.device, traced.options.target
