@@ -63,7 +63,8 @@ class Offloading:
             whole = replace(problem, limit=None, max_overhead=None, whole=True, coarse=True)
             runs = [np.array(s.runs) for s in solver.solve(whole)]
         met = [Schedule.baseline(graph, solver.name), *(Schedule.from_runs(graph, r, solver.name) for r in runs)]
-        curve = pareto(self.scorer.all(met))[-CANDIDATES_MOST:]
+        unfinished = pareto(replace(self.scorer, finish=None).all(met))
+        curve = self.scorer.all(s.schedule for s in unfinished if self._may_serve(s, plain))[-CANDIDATES_MOST:]
         found = self.among(takewhile(lambda _: problem.time_left > 0, curve), plain)
         if found is None or found is plain:
             return found
@@ -79,6 +80,15 @@ class Offloading:
             better = self._cheaper if self.aim.limit is not None else self._smaller
             best = better(best, s) or best
         return best
+
+    def _may_serve(self, s: Scored, plain: Scored | None) -> bool:
+        """Whether copies may make the schedule better than `plain`. In a step no slower than `plain`, no more is away at one moment
+        than the link carries out and back (see `bounds.copies`)."""
+        if self.aim.limit is None or plain is None or self.scorer.graph.link is None:
+            return True
+        out, back, _, _ = self.scorer.graph.link.rates
+        most = min(plain.judged.seconds / (out + back), self.host_bytes)
+        return s.judged.overhead < plain.judged.overhead and s.needs <= self.aim.limit + most
 
     @property
     def _once_s(self) -> float:
