@@ -82,7 +82,7 @@ class Offloading:
         return best
 
     def _may_serve(self, s: Scored, plain: Scored | None) -> bool:
-        """Whether copies may make the schedule better than `plain`: in a step no slower than it, no more is away at one moment than
+        """Whether copies may make the schedule better than `plain`: in a step no slower than it, no more is away at once than
         the link carries out and back (see `bounds.copies`)."""
         if self.aim.limit is None or plain is None or self.scorer.graph.link is None:
             return True
