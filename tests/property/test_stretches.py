@@ -11,10 +11,12 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from graphs_by_hand import chain, unrolled
+from marks import sweep
 from rekindle import Graph, InfeasibleBudget, Op, Schedule, Value, simulate
 from rekindle.ask import Fraction, Goal, LeastMemory, MaxOverhead, PlanOptions
 from rekindle.planning.planner import plan_graph
 from rekindle.portfolio import recent, way_down
+from rekindle.portfolio.auto import auto
 from rekindle.portfolio.point_seeds import postponed
 from rekindle.portfolio.stretches import Stretches
 from rekindle.problem import Problem, choose
@@ -111,6 +113,19 @@ def test_what_passes_of_the_way_down_reach_does_not_depend_on_who_asked_before(g
         reached = [[*map(way_down.reached, (p, p), (way_down.EASY_PASSES, None))] for p in problems]
         found.append([[runs.tolist() for runs in r.sequences] for r in reached[-1]])
     assert found[0] == found[1] == found[2]
+
+
+@sweep
+def test_thorough_takes_no_more_memory_than_normal_and_no_more_than_its_frontiers_end() -> None:
+    graph = chain(30)
+    least = {}
+    for effort in ("normal", "thorough"):
+        recent.forget()
+        problem = Problem(graph, graph.weights(), effort=effort, work=0.05)
+        least[effort] = min(simulate(graph, s).peak_bytes for s in auto(problem))
+    end = min(simulate(graph, s).peak_bytes for s in auto(replace(problem, whole=True)))
+    assert least["thorough"] <= least["normal"]
+    assert least["thorough"] <= end
 
 
 def test_the_least_plan_is_as_small_whatever_ops_take() -> None:
