@@ -42,19 +42,19 @@ $(STAMP): pyproject.toml Makefile tools/complete_torchvision.py tools/torchvisio
 demo: $(STAMP) ## the main job end to end: plan, train plain and planned, compare bit for bit
 	$(VENV)/bin/rekindle demo --out $(OUT)
 
-# On two cores, after `make setup` in a fresh clone: 14 to 24 minutes, by the machine.
-test: $(STAMP) ## the tests of every feature, in 14 to 24 minutes
+# On two cores, after `make setup` in a fresh clone: 12 to 20 minutes, by the machine.
+test: $(STAMP) ## the tests of every feature, in 12 to 20 minutes
 	$(PY) -m pytest -n 2 --dist loadfile
 
 test-for: $(STAMP) ## the tests of one file: make test-for FILE=src/rekindle/torch/serve/planned.py
 	@tests=$$($(PY) tools/tests_of.py $(FILE)) && $(PY) -m pytest -n 2 --dist loadfile $$tests
 
-# Before an issue is called resolved. On two cores 45 to 80 minutes: a third for what `make test` leaves out and its property
+# Before an issue is called resolved. On two cores 50 to 90 minutes: a third for what `make test` leaves out and its property
 # tests with eight times as many examples, 10 for 300 sequences against an eager twin, 10 for every fourth configuration of timm
 # and transformers (which ones: REKINDLE_SWEEP=1/4, 2/4, 3/4, or all of the 280, which takes 50 minutes: see
 # tests/sweep/test_configurations.py). One hash seed for all processes: a model whose own code loops over a set of strings runs its
 # ops in another order in a process with another seed (ModernBERT's decoder in transformers does), and is another graph there.
-sweep: $(STAMP) ## what `make test` leaves out, and more examples: 45 to 80 minutes
+sweep: $(STAMP) ## what `make test` leaves out, and more examples: 50 to 90 minutes
 	$(PY) -m pytest -n 2 --dist loadfile -m "sweep or hypothesis" --hypothesis-profile=sweep
 	PYTHONHASHSEED=0 $(PY) -m pytest -n 2 --dist worksteal -m sweep tests/sweep
 
