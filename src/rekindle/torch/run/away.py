@@ -183,8 +183,9 @@ class HostPool:
                     f"a plan that copies values to the host needs {format_bytes(size)} of its memory, and "
                     f"{format_bytes(max(0, left))} are left for it; plan again with a smaller host_budget, or offload=False"
                 )
+            made = Block(self._made(size))
             self._total += size
-            return Block(self._made(size))
+            return made
 
     def _made(self, size: int) -> torch.Tensor:
         """A block, pinned for a GPU. (PyTorch's own allocator of pinned memory takes the next power of two.)"""
