@@ -7,10 +7,11 @@ from dataclasses import replace
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from plain_judge import simulate_plain
 from rekindle.ask import Fraction, Goal, LeastMemory, MaxOverhead, PlanOptions
 from rekindle.errors import InfeasibleBudget
 from rekindle.model.graph import Graph, Op, Value
-from rekindle.model.judge import Simulation, simulate, simulate_plain
+from rekindle.model.judge import Simulation, simulate
 from rekindle.model.plan import Plan
 from rekindle.planning.carrying import ANOTHER_GRAPH, CARRIED, SEARCHED, alike, carried, carried_plan, replan_graph
 from rekindle.planning.planner import plan_graph

@@ -20,7 +20,7 @@ from command_line import Ran, step
 from extra_solver import extra_solver
 from rekindle import InfeasibleBudget
 from rekindle.ask import Budget, Fraction, Goal, LeastMemory, MaxOverhead, PlanOptions
-from rekindle.model.graph import Graph
+from rekindle.model.graph import Graph, Link
 from rekindle.model.judge import simulate
 from rekindle.model.schedule import Schedule
 from rekindle.planning import remembered
@@ -183,6 +183,26 @@ def test_an_interrupted_search_is_not_remembered(
 
     monkeypatch.setitem(REGISTERED, SOLVER, replace(solver, solve=interrupted))
     assert verb(step(), LEAST)
+    assert not folder.exists()
+
+
+def test_a_search_with_copies_that_was_interrupted_before_them_is_not_remembered(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    solver = REGISTERED[SOLVER]
+    asked: list[Problem] = []
+
+    @functools.wraps(solver.solve)
+    def interrupted(problem: Problem) -> Iterator[Schedule]:
+        asked.append(problem)
+        with problem.interruptible():
+            if len(asked) == 1:
+                raise KeyboardInterrupt
+        yield Schedule.baseline(problem.graph)
+
+    monkeypatch.setitem(REGISTERED, SOLVER, replace(solver, solve=interrupted))
+    assert plan_graph(replace(step(), link=Link(1e9, 1e9)), replace(LEAST, offload=True))
+    assert asked[-1].interrupted.is_set()
     assert not folder.exists()
 
 

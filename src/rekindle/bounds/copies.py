@@ -13,6 +13,7 @@ import numpy as np
 
 from ..model.floor import Bound, single_op
 from ..model.graph import Graph
+from ..model.resident import N
 from ..saying.shares import EPS
 from .waiting import at_overhead, extras_at
 
@@ -29,7 +30,7 @@ def with_copies(graph: Graph, overhead: float, host_bytes: float) -> Bound:
     if not weights[graph.needed].any():  # beside a step of no seconds, no time of copies is an overhead
         return floor
     found = at_overhead(graph, weights, overhead)
-    left = found.bytes - float(_away(graph, np.array([overhead]), host_bytes)[0]) - 1
+    left = found.bytes - _away(graph, overhead, host_bytes) - 1
     return floor if left <= floor.bytes else Bound(int(left), found.op)
 
 
@@ -48,10 +49,17 @@ def least_overhead_with_copies(graph: Graph, limit: int, host_bytes: float) -> f
     return 0.0 if first == 0 else float(overheads[first - 1])
 
 
-def _away(graph: Graph, overheads: np.ndarray, host_bytes: float) -> np.ndarray:
-    """The most bytes that are away at one moment of a step of these overheads."""
+def most_away(graph: Graph, seconds: N, host_bytes: float) -> N:
+    """The most bytes that a step of so many seconds (a number or an array) has away at one moment.
+
+    host_bytes : that the host may hold.
+    """
     assert graph.link is not None
     out, back, _, _ = graph.link.rates
-    weights = graph.weights("seconds")
-    seconds = (1 + np.maximum(overheads, 0.0)) * float(weights[graph.needed].sum()) * (1 + EPS)
     return np.minimum(seconds / (out + back), host_bytes)
+
+
+def _away(graph: Graph, overhead: N, host_bytes: float) -> N:
+    """`most_away` of a step of this overhead (a number or an array)."""
+    once = float(graph.weights("seconds")[graph.needed].sum())
+    return most_away(graph, (1 + np.maximum(overhead, 0.0)) * once * (1 + EPS), host_bytes)

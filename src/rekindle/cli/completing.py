@@ -44,7 +44,7 @@ def parities(incomplete: str) -> list[str]:
 
 
 def offloads(incomplete: str) -> list[str]:
-    """Whether values may be copied to the host."""
+    """The words of --offload."""
     return _beginning(incomplete, OFFLOADS)
 
 

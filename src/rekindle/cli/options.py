@@ -116,12 +116,14 @@ Offload = Annotated[
     str,
     typer.Option(
         metavar="WAY", autocompletion=completing.offloads, callback=_offload,
-        help="Whether values may be copied to the host's memory and back in time: no, yes, or auto (where there is a link).",
+        help="Whether a plan may copy values to the host's memory and back: no, yes, or auto (yes where there is a link).",
     ),
 ]  # fmt: skip
 HostBudget = Annotated[
     str | None,
-    typer.Option(metavar="SIZE", help="Bytes that the host may hold of them (16GiB). Default: what the plan needs."),
+    typer.Option(
+        metavar="SIZE", help="Bytes of copied values that the host may hold (16GiB). Default: what the plan needs."
+    ),
 ]
 OrLeast = Annotated[
     bool, typer.Option("--or-least", help="Where no plan keeps the budget, make the plan of least memory in its place.")

@@ -15,6 +15,7 @@ from ..model.graph import Graph, Op
 from ..model.judge import Simulation, simulate
 from ..model.op_names import does
 from ..model.schedule import FETCH, FREE, OFFLOAD, RUN, Schedule
+from ..saying.shares import EPS
 from .modules import pattern_of
 
 WORKSPACE, RUNNING, GRADIENT, SAVED, FETCHED, RECOMPUTED, FORWARD = (
@@ -22,7 +23,6 @@ WORKSPACE, RUNNING, GRADIENT, SAVED, FETCHED, RECOMPUTED, FORWARD = (
 )  # fmt: skip
 
 
-NO_WAIT_SHARE = 1e-9  # of the step: a shorter wait is an error of rounding
 RESIDENT = "resident"  # the role of what is held during the whole step
 
 
@@ -145,7 +145,7 @@ def peak_of(graph: Graph, lives: Lives) -> Peak:
         judged.peak_bytes, op, again=bool((lives.ops[:at] == op).any()),
         backward=lives.boundary is not None and at > lives.boundary, held=_held(graph, lives, at), runs=judged.runs,
         saved=frozenset(x.value for x in lives.every if x.role == SAVED), moved=lives.moved, host_bytes=judged.host_bytes,
-        waited=waited if lives.moved and waited > NO_WAIT_SHARE * judged.seconds else 0.0,
+        waited=waited if lives.moved and waited > EPS * judged.seconds else 0.0,
     )  # fmt: skip
 
 

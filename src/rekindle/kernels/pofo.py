@@ -55,10 +55,10 @@ class Model(NamedTuple):
 
 
 class Ways(NamedTuple):
-    """What forward may do at a stage: way 0 saves it, way c > 0 passes c stages from it on.
+    """The ways in which forward may run from one stage on: way 0 saves the stage, way c > 0 passes c stages.
 
     ahead, left : [ways, 2, p]; seconds of forward, and what is left of p after it; [., 1, .] where the input is copied too.
-    behind : [ways, b]; seconds of the backward of these stages.
+    behind : [ways, b]; seconds that the backward of the stages of a way takes.
     """
 
     ahead: np.ndarray

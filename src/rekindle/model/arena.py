@@ -71,6 +71,8 @@ def plan_offsets(graph: Graph, schedule: Schedule, alignment: int = ALIGNMENT) -
 
 def host_offsets(graph: Graph, schedule: Schedule) -> tuple[list[int], int]:
     """(offset of the copy that each `Offload` of a valid schedule makes in one block of host memory, bytes of that block)."""
+    if not schedule.moves:
+        return [], 0
     begun: dict[int, int] = {}  # value -> number of its life
     coming: set[int] = set()
     lives: list[list[int]] = []
@@ -86,7 +88,7 @@ def host_offsets(graph: Graph, schedule: Schedule) -> tuple[list[int], int]:
             for v in needed:
                 lives[begun.pop(v)][1] = s
     first, last, size = (np.ascontiguousarray(c) for c in np.array(lives, np.int64).reshape(-1, 3).T)
-    offsets = _place(first, last, size) if len(lives) else size
+    offsets = _place(first, last, size)
     return offsets.tolist(), int((offsets + size).max(initial=0))
 
 

@@ -103,7 +103,7 @@ class Schedule:
 
     @property
     def moves(self) -> bool:
-        """Whether values are copied to the host."""
+        """Whether the schedule copies values to the host."""
         return bool((self.array[:, 0] == OFFLOAD).any())
 
     @property

@@ -14,12 +14,14 @@ from itertools import takewhile
 
 import numpy as np
 
+from .. import bounds
 from ..ask import Aim
 from ..model.schedule import OFFLOAD, Schedule
 from ..problem import Problem, Solver
 from ..saying.shares import EPS
 from ..structure.copying import Copying
 from .candidates import Scored, Scorer, pareto
+from .own_terms import once
 
 CANDIDATES_MOST = 300  # schedules that get copies, the largest left out first. A guess
 LEAST_GAIN_SHARE = 0.005  # of the peak: a smaller one within an overhead counts from here
@@ -75,26 +77,23 @@ class Offloading:
         return self.among(self.scorer.all(near), found)
 
     def among(self, met: Iterable[Scored], best: Scored | None) -> Scored | None:
-        """The best of `best` and of these finished schedules with copies; None: nothing keeps the goal."""
+        """`best`, or the schedule of `met` that serves the goal better with copies; None: none keeps the goal."""
         for s in met:
             better = self._cheaper if self.aim.limit is not None else self._smaller
             best = better(best, s) or best
         return best
 
     def _may_serve(self, s: Scored, plain: Scored | None) -> bool:
-        """Whether copies may make the schedule better than `plain`: in a step no slower than it, no more is away at once than
-        the link carries out and back (see `bounds.copies`)."""
-        if self.aim.limit is None or plain is None or self.scorer.graph.link is None:
+        """Whether the schedule with copies may be better than `plain`: it costs less, and a step no slower than `plain` can
+        have so many bytes away that it keeps the limit. (Without a limit, every schedule may.)"""
+        if self.aim.limit is None or plain is None:
             return True
-        out, back, _, _ = self.scorer.graph.link.rates
-        most = min(plain.judged.seconds / (out + back), self.host_bytes)
+        most = bounds.most_away(self.scorer.graph, plain.judged.seconds, self.host_bytes)
         return s.judged.overhead < plain.judged.overhead and s.needs <= self.aim.limit + most
 
     @property
     def _once_s(self) -> float:
-        """Seconds of a step that runs each needed op once."""
-        graph = self.scorer.graph
-        return float(graph.weights("seconds")[graph.needed].sum())
+        return once(self.scorer.graph, "seconds")
 
     def _cheaper(self, best: Scored | None, s: Scored) -> Scored | None:
         """The schedule with copies that keeps the limit and takes less time than `best`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -49,6 +50,7 @@ def plan_graph(
     bookkeeping: int | None = None,
     plain_bytes: int | None = None,
     known: Known | None = None,
+    interrupted: threading.Event | None = None,
 ) -> Plan:
     """The best plan that the solver finds for the goal.
 
@@ -57,6 +59,7 @@ def plan_graph(
         results of forward until the step is over. None: only the judge's peak has to fit.
     plain_bytes : as in `Scorer`.
     known : a schedule for the same request, which is judged and certified in place of a search.
+    interrupted : as in `Problem`, where this search is part of another one.
 
     Where an earlier search for the same is remembered on disk (see `remembered`), its schedule is taken the same way.
 
@@ -74,6 +77,7 @@ def plan_graph(
         how: dict[str, Any] = {"finish": finish, "bookkeeping": bookkeeping, "plain_bytes": plain_bytes}
         return _offloaded(options, solver, request, known, partial(plan_graph, graph, **how))
     problem = _problem_of(graph, options, aim.limit, scorer.spare)
+    problem = problem if interrupted is None else replace(problem, interrupted=interrupted)
     with problem.interruptible():
         announce(options.progress, f"searching for a plan of {len(graph.ops):,} ops")
     memory = remembered.place("plan", scorer, options, solver) if known is None else None
@@ -149,7 +153,7 @@ def _offloaded(
     else:
         plain, refused = None, None
         try:
-            plain = scorer.as_run(without(stays).schedule)
+            plain = scorer.as_run(without(stays, interrupted=problem.interrupted).schedule)
         except InfeasibleBudget as e:
             refused = e
         announce(options.progress, "looking for values that can be copied to the host")

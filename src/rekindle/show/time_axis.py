@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..explain.holding import NO_WAIT_SHARE
 from ..model.graph import Graph
 from ..model.judge import Simulation
 from ..model.schedule import RUN, Schedule
+from ..saying.shares import EPS
 
 _SCALES = {
     "seconds": (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)),
@@ -63,7 +63,7 @@ def run_ends(
         return np.cumsum(taken), np.zeros(len(taken))
     ends = judged.begins[is_run] + taken
     waits = judged.begins[is_run] - np.append(0.0, ends)[: len(ends)]
-    return ends, np.where(waits > NO_WAIT_SHARE * judged.seconds, waits, 0.0)
+    return ends, np.where(waits > EPS * judged.seconds, waits, 0.0)
 
 
 def _title(unit: str, target: str | None) -> str:

@@ -98,7 +98,7 @@ class Curve:
         self.tables = kernel.solve(self.levels, self.enter, self.unit, self.slots)
 
     def rows(self, slots: int, first: int = 0, last: int | None = None) -> list[list[int]]:
-        """(operation, stage, option, level) of least time in so many slots, of these stages or all."""
+        """(operation, stage, option, level) rows of the fastest way to run the stages `first` to `last` in so many slots."""
         to = len(self.chain) - 1 if last is None else last
         rows: list[list[int]] = kernel.sequence(
             self.levels, self.enter, self.unit, self.tables, slots, first, to

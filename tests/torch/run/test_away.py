@@ -271,7 +271,7 @@ def test_a_host_without_the_memory_refuses_before_training(twins: Any, monkeypat
     pool = HostPool(torch.device("cpu"))
     monkeypatch.setattr(away, "pool_of", lambda device: pool)
     monkeypatch.setattr("rekindle.torch.run.bound.pool_of", lambda device: pool)
-    monkeypatch.setattr(away, "_available", lambda: 1000)
+    monkeypatch.setattr(away, "free_memory", lambda: 1000)
     with pytest.raises(RekindleError, match="host_budget"):
         rekindle.apply(plain, ours.forward.plan)
     assert torch.equal(plain(x), plain(x)) is False  # dropout draws: it runs, plainly

@@ -1,17 +1,34 @@
-"""A recording of every allocation and release of the CPU's allocator."""
+"""The memory that this process may still take, and a recording of every allocation and release of the CPU's allocator."""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
 from ...errors import UsageError
 from ...saying import notices
 from ..private import profiler_is_running, profiler_runs_elsewhere, record_allocations, recorded_allocations
+
+
+def free_memory() -> float:
+    """Bytes that the machine, and the container of this process, still have; infinite where neither says."""
+    left = [math.inf]
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        left.append(1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]))
+    with contextlib.suppress(OSError, ValueError):  # a container without a limit says "max", which is no number
+        most, used = (
+            int(Path(f"/sys/fs/cgroup/memory.{what}").read_text(encoding="ascii")) for what in ("max", "current")
+        )
+        left.append(most - used)
+    return min(left)
 
 
 def peak_and_end(deltas: Iterable[int]) -> tuple[int, int]:

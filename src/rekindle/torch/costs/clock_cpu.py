@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +14,7 @@ from torch.autograd.profiler import record_function
 
 from ..operators.rules import runnable
 from ..private import profiler_is_running, profiler_runs_elsewhere
-from .allocations import CpuAllocations, cpu_allocations, peak_and_end
+from .allocations import CpuAllocations, cpu_allocations, free_memory, peak_and_end
 from .clock import Measured, measure
 from .made_up import new_bytes
 from .operator_calls import OperatorCall
@@ -29,7 +27,7 @@ def measure_cpu(calls: Sequence[OperatorCall], counts: Mapping[OperatorCall, int
     """Measure calls on the CPU. counts : how often the step runs each."""
     runner = CpuRunner()
     try:
-        measure(calls, counts, runner, found, _free_memory())
+        measure(calls, counts, runner, found, free_memory())
     finally:
         runner.stop()
     found.workspace |= runner.workspace()
@@ -105,14 +103,3 @@ class Clock:
         wall, thread = time.perf_counter() - self._wall, time.thread_time() - self._thread
         process = time.process_time() - self._process
         return max(LEAST_S, min(wall, max(thread, process / torch.get_num_threads())))
-
-
-def _free_memory() -> float:
-    """Bytes of memory that the machine still has; infinity where it does not say."""
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return float(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
-    return math.inf

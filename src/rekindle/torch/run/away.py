@@ -7,15 +7,14 @@ copy, one each way; on a CPU a thread does.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
+import math
 import os
 import threading
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -23,9 +22,10 @@ import torch
 from ...errors import RekindleError
 from ...saying import notices
 from ...saying.sizes import format_bytes
+from ..costs.allocations import free_memory
 from ..private import is_fake, saved_tensors_hooks_are_set
 
-LEFT_TO_HOST_SHARE = 0.1  # of its available memory, which no plan takes
+LEFT_TO_HOST_SHARE = 0.1  # of its free memory, which no plan takes
 
 
 class Event(Protocol):
@@ -97,8 +97,8 @@ class ThreadEvent:
 
 
 class ThreadEngine:
-    """The engine of a CPU: one thread. It is told addresses and never is the last to hold a tensor: memory goes when the
-    program lets it go."""
+    """The engine of a CPU: one thread. The thread gets addresses and holds no tensor, so memory is freed when the program frees
+    it."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "rekindle-copies")
@@ -177,7 +177,8 @@ class HostPool:
                 if last is not None:
                     last.synchronize()
                 self._total -= memory.nbytes
-            left = min(_available(), (most if most is not None else 2**62) - self._total)
+            free = (1 - LEFT_TO_HOST_SHARE) * free_memory()
+            left = min(free, (math.inf if most is None else most) - self._total)
             if size > left:
                 raise RekindleError(
                     f"a plan that copies values to the host needs {format_bytes(size)} of its memory, and "
@@ -200,18 +201,6 @@ class HostPool:
                 )
             weakref.finalize(memory, runtime.cudaHostUnregister, memory.data_ptr())
         return memory
-
-
-def _available() -> int:
-    """Bytes of the host's memory that a plan may take, as the system and the container of this process leave them."""
-    left = [2**62]
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        left.append(1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")))
-    with contextlib.suppress(OSError, ValueError):  # "max" is no number
-        most, used = (int(Path(f"/sys/fs/cgroup/memory.{what}").read_text()) for what in ("max", "current"))
-        left.append(most - used)
-    return int((1 - LEFT_TO_HOST_SHARE) * min(left))
 
 
 @functools.cache
@@ -259,8 +248,9 @@ class Away:
         self._process = os.getpid()
 
     def send(self, value: int, offset: int, size: int, again: bool, *tensors: Any) -> None:
-        """Begin to copy the storage of these tensors, of so many bytes, to this offset of the step's block on the host.
+        """Begin to copy a value to the host.
 
+        tensors : those that lie in its storage, of `size` bytes. offset : of the copy in the step's block.
         again : another backward may need what the host has there now, so the value stays. A gradient that is a sum of parts
         stays too: the program may have its parts alone. So does a value that is not laid out as planned, and so do all values
         while a CUDA graph is captured.

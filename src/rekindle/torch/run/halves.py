@@ -28,7 +28,6 @@ class Halves:
     read : placeholders that backward reads as forward found them: through views, or where it recomputes.
     itself : placeholders that ops of backward take as they are, for which eager saves the very tensor.
     replayed : random ops that run more than once: later runs draw the numbers of the first again.
-    schedule : the whole.
     """
 
     forward: Steps
@@ -38,7 +37,6 @@ class Halves:
     read: list[fx.Node]
     itself: list[fx.Node]
     replayed: set[int]
-    schedule: Schedule
 
 
 def cut(low: Lowered, schedule: Schedule) -> Halves:
@@ -60,7 +58,7 @@ def cut(low: Lowered, schedule: Schedule) -> Halves:
     replayed = {o for o in twice if _is_random(low, o)}
     found = {x for s in backward if isinstance(s, Run) for x in placeholders_read(low, s.op)}
     read, itself = ([p for p in low.captured.placeholders if (p, way) in found] for way in (False, True))
-    return Halves(forward, dropped, backward, _live_after(low, forward, dropped), read, itself, replayed, schedule)
+    return Halves(forward, dropped, backward, _live_after(low, forward, dropped), read, itself, replayed)
 
 
 def read_late(low: Lowered, forward: Steps) -> set[int]:

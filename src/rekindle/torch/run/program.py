@@ -20,7 +20,6 @@ from torch import fx
 from ...model.graph import Graph
 from ...model.schedule import Schedule
 from ..lowering.lowered import Lowered
-from .halves import cut
 from .source import Source, Sums
 from .stages import LastReads
 
@@ -74,7 +73,7 @@ def build(lowered: Lowered, schedule: Schedule) -> Program:
         return known
     ran = LastReads(lowered).heeded(lowered.graph, schedule)  # schedules of older files hand gradients over too early
     sums = Sums.of(lowered, ran)
-    written = Source(lowered, cut(lowered, ran), sums)
+    written = Source(lowered, ran, sums)
     source = "\n".join(written.lines) + "\n"
     file = f"<rekindle plan {schedule.graph_hash[:8]}, program {next(_number)}>"
     names = written.text.env

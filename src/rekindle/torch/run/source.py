@@ -23,7 +23,7 @@ from ..operators.table import OVERWRITES
 from ..situation.module_paths import printable
 from .expressions import Expressions, keyword_argument
 from .gradient_sums import handed_over
-from .halves import Halves, last_reads, placeholders_read, read_late, tangent_values
+from .halves import cut, last_reads, placeholders_read, read_late, tangent_values
 
 PATH_MOST_LETTERS = 200  # longer paths of modules are cut in comments
 
@@ -63,13 +63,13 @@ class Source:
     host_bytes : of the block in which the host holds copies of values.
     """
 
-    def __init__(self, lowered: Lowered, halves: Halves, sums: Sums):
-        self.low, self.halves, self.sums = lowered, halves, sums
+    def __init__(self, lowered: Lowered, schedule: Schedule, sums: Sums):
+        self.low, self.halves, self.sums = lowered, cut(lowered, schedule), sums
         self.text = Expressions(lowered)
         self.lines: list[str] = []
         self.ops: dict[int, int] = {}
         self.read: list[set[fx.Node]] = []
-        offsets, self.host_bytes = host_offsets(lowered.graph, halves.schedule)
+        offsets, self.host_bytes = host_offsets(lowered.graph, schedule)
         self._offsets = iter(offsets)
         self._copying: set[int] = set()  # values whose copy to the host has begun and that have not been freed since
         self._coming: set[int] = set()  # values that have been fetched and not been needed since
