@@ -81,7 +81,8 @@ class Pair:
     effects: tuple[list[Any], list[Any]] = field(default_factory=lambda: ([], []))
     warned: list[Any] = field(default_factory=list)
     lines: Lines = field(default_factory=Lines)
-    words_before: int = 0  # words said when the side effects were last equal
+    words_before: int = 0  # words said when the side effects were last equal, or a hook with others came
+    lost: tuple[int, ...] = (0, 0, 0)  # side effects that eager has had and the planned model has not
     watch_plan: bool = True
 
     @property
@@ -145,11 +146,13 @@ class Pair:
         self.side_effects()
 
     def side_effects(self) -> None:
-        """Counts of calls agree, or the library has said something since they last did."""
+        """No side effect is lost without a word. What was lost before, and said then, stays lost."""
         now = [(len(e), getattr(m, "calls", 0) if isinstance(m, Counts) else 0, len(getattr(m, "features", ())))
                for e, m in zip(self.effects, self.both, strict=True)]  # fmt: skip
-        if now[0] != now[1] and self.words == self.words_before:
+        lost = tuple(a - b for a, b in zip(*now, strict=True))
+        if lost != self.lost and self.words == self.words_before:
             raise Fault(f"side effects (hook calls, counter, list) {now[1]}, eager {now[0]}, without a word")
+        self.lost = lost
         if now[0] == now[1]:
             self.words_before = self.words if not any(now[0]) else self.words_before
 

@@ -214,8 +214,10 @@ def trace(
                 raise no_such_results(names, made.lowered.captured.output_spec, made.module_name)
             made = made.costed(target, tell)
     if effects := made.lowered.captured.effects:
-        notices.warn(f"planned steps do not run {', '.join(effects)}, which do more than compute; take them off, or put them "
-                     f"on the {type(model).__name__} itself, where they are called at every step")  # fmt: skip
+        notices.warn(
+            f"planned steps do not run {', '.join(dict.fromkeys(effects))}, which do more than compute; take them off, or put them "
+            f"on the {type(model).__name__} itself, where they are called at every step"
+        )
     return made
 
 

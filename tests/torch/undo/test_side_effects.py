@@ -393,3 +393,24 @@ def test_what_users_descriptors_and_large_buffers_reach_is_put_back() -> None:
     back.finish()
     assert (LARGE.calls, DEEP) == (0, {"calls": {"n": [0]}})
     assert {"the global LARGE", "the global DEEP"} <= {*effects.dropped}
+
+
+def test_a_second_hook_like_one_that_was_accepted_is_called() -> None:
+    """Both come from one line of code, and so have one name."""
+    model, x, calls = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), torch.rand(4, 8), [0, 0]
+
+    def counting(k: int) -> Any:
+        def hook(*_: Any) -> None:
+            calls[k] += 1
+
+        return hook
+
+    model[0].register_forward_hook(counting(0))
+    with pytest.warns(rekindle.RekindleWarning, match="planned steps do not run"):
+        rekindle.checkpoint(model, x, minimize="memory")
+    model(x).sum().backward()
+    before = list(calls)
+    model[0].register_forward_hook(counting(1))
+    with pytest.warns(rekindle.RekindleWarning, match="run plain"):
+        model(x).sum().backward()
+    assert calls == [before[0] + 1, 1]

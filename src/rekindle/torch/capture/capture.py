@@ -10,6 +10,7 @@ import itertools
 import logging
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -112,7 +113,7 @@ def capture(
     return replace(
         captured,
         settles=flat.cached or any(kinds.get(k) != kind for k, kind in flat.kinds.items()),
-        effects=list(dict.fromkeys([*effects.changed, *itertools.chain(*by_hooks.values())])),
+        effects=list((Counter(effects.changed) | Counter(itertools.chain(*by_hooks.values()))).elements()),
         dropped=dropped,
         written_places=frozenset(effects.written),
         numbers=numbers or Numbers(),

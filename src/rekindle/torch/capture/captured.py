@@ -67,7 +67,8 @@ class Captured:
         `output_spec`, or a source as in `aliased_inputs`.
     settles : whether the next call has another signature, or another graph: forward sets an attribute to a tensor that was
         none before, or had another shape, dtype or device; or a function that it calls keeps a tensor (`functools.lru_cache`).
-    effects : names of hooks on submodules, and of patched forwards, with side effects; planned steps do not run their code.
+    effects : names of hooks on submodules, and of patched forwards, with side effects, one for each; planned steps run none of
+        them.
     dropped : names of other state that forward changes and planned steps do not.
     questions : that forward asked about the values of inputs.
     cast : inputs and parameters that autocast casts -> whether once.

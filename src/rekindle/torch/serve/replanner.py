@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -75,7 +76,7 @@ class Replanner:
         self._new_shapes = NewShapes()
         self._left_out: set[str] = set()  # kinds of results that planned calls leave out, of which the log was told
         # hooks that do more than compute: the user was warned of them when the plan was made
-        self._accepted = set() if plan.trace is None else set(plan.trace.lowered.captured.effects)
+        self._accepted = Counter(() if plan.trace is None else plan.trace.lowered.captured.effects)
         self._trace_options = known_options(plan)
         self._loaded = LoadedPlan(plan, self._trace_options, self._options)
         self._fixed: set[tuple[Place, ...]] = set()  # places of numbers that cannot be inputs
@@ -218,7 +219,7 @@ class Replanner:
         if found is None and (followed := self._following(new)) is not None:
             return followed
         found = found or new.trace(self._trace_options, report=self._options.report)
-        if effects := [x for x in found.lowered.captured.effects if x not in self._accepted]:
+        if effects := Counter(found.lowered.captured.effects) - self._accepted:
             raise TraceError(f"planned steps would not do what {', '.join(effects)} do beside computing")
         made = self._plan_for(new, found)
         if made is None:
@@ -290,7 +291,7 @@ class Replanner:
         before_it = like.trace.as_captured
         held, was = traced.lowered.captured, before_it.lowered.captured
         same = traced.graph.hash == before_it.graph.hash and matches(held, was, before)
-        if not same or set(held.effects) - self._accepted:
+        if not same or Counter(held.effects) - self._accepted:
             return None
         bound = self.bind(new.model, traced, like.plan)
         if not bound.serves(new.model, new.call):

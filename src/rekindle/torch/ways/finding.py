@@ -236,7 +236,7 @@ class Finder:
             accept.parameters(module, given.call.tensors)
             made = trace_call(module, args, kwargs, how, progress=self.options.report)
         if made.lowered.captured.effects:
-            dropped = f"its plan would not run {', '.join(made.lowered.captured.effects)}"
+            dropped = f"its plan would not run {', '.join(dict.fromkeys(made.lowered.captured.effects))}"
             raise TraceError(dropped, reason=dropped)
         changed = [k for k in made.lowered.captured.dropped if k.startswith(ARGUMENT)]
         if changed:  # the code between the parts reads it
