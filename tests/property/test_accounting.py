@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packed import packed
+from plain_judge import simulate_plain
 from rekindle import bounds
 from rekindle.bounds.ahead import _Looks
 from rekindle.exact.needed import Needed
@@ -27,7 +28,7 @@ from rekindle.kernels import arena, beam, needed, sequence, slots
 from rekindle.model.arena import live_peak
 from rekindle.model.floor import working_set
 from rekindle.model.graph import BOUNDARY, Graph, Op, Value
-from rekindle.model.judge import simulate, simulate_plain
+from rekindle.model.judge import simulate
 from rekindle.model.schedule import Free, Run, Schedule, Step
 from rekindle.solvers.beam import network
 from rekindle.structure.archive import peak_of

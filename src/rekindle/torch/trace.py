@@ -215,8 +215,8 @@ def trace(
             made = made.costed(target, tell)
     if effects := made.lowered.captured.effects:
         notices.warn(
-            f"planned steps do not run {', '.join(dict.fromkeys(effects))}, which do more than compute; take them off, or put them "
-            f"on the {type(model).__name__} itself, where they are called at every step"
+            f"planned steps do not run {', '.join(dict.fromkeys(effects))}, which do more than compute; take them off, or put "
+            f"them on the {type(model).__name__} itself, where they are called at every step"
         )
     return made
 

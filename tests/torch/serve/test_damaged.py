@@ -20,12 +20,13 @@ from typing import Any
 
 import pytest
 
+from plain_judge import simulate_plain
 from rekindle.ask import Budget, Fraction, LeastMemory, MaxOverhead, PlanOptions
 from rekindle.cli import main
 from rekindle.errors import FormatError, RekindleError
 from rekindle.model import formats
 from rekindle.model.graph import BOUNDARY, COSTS, Graph, Op, Value
-from rekindle.model.judge import simulate, simulate_plain
+from rekindle.model.judge import simulate
 from rekindle.model.plan import Plan, schedule_document
 from rekindle.model.schedule import Schedule
 from rekindle.parts.files import load
