@@ -70,11 +70,6 @@ class Asked:
         flag("strict", given["strict"])
         parts = None if given["parts"] is None else torch_accept.parts(model, given["parts"])
         unused = accept.unused(given["unused"])
-        if options.offload is True and parts is not None:
-            raise UsageError(
-                "offload=True is for a plan of the whole model: parts copy no values to the host. Leave out one of offload and "
-                "parts"
-            )
         if unused and parts is not None:
             raise UsageError(
                 f"unused={list(unused)} is for a plan of the whole model; with parts=, the model itself makes its results. "
@@ -122,8 +117,7 @@ class Checkpointing:
         ):  # fmt: skip
             sharded = torch_accept.fully_sharded(model, compiled, asked.strict)
             moves = asked.check and sharded is None and self._first_call_moves()
-            stays = replace(asked.options, offload=False, host_budget=None)  # parts copy nothing
-            request = PartsRequest(model, self.sample, stays, asked.captured, asked.check, asked.parts, sharded)
+            request = PartsRequest(model, self.sample, asked.options, asked.captured, asked.check, asked.parts, sharded)
             if asked.parts is None and sharded is None and compiled is None:
                 found, later = self._whole_or_parts(request, moves)
             else:
@@ -179,8 +173,7 @@ class Checkpointing:
     def _say_parts(self, found: PartsPlan) -> None:
         unused = self.asked.captured.unused
         makes = f"; it makes all results, {', '.join(unused)} too" if unused and not found.stages else ""
-        stays = "; parts copy no values to the host" if self.asked.options.offload is True else ""
-        self._say(f"{found.covered}{makes}{stays}")
+        self._say(f"{found.covered}{makes}")
         log.info(found.sentence)
 
     def _say(self, words: str) -> None:

@@ -47,6 +47,7 @@ ORDER: list[dict[str, set[str]]] = [
     {"torch.costs": set(), "zoo": set()},
     {"torch": set()},
     {"torch.rewrite": set()},
+    {"torch.offload": set()},
     {"torch.run": set()},
     {"torch.measure": set()},
     {"torch.serve": set()},

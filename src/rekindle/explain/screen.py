@@ -86,7 +86,7 @@ def ruled(cells: Sequence[Sequence[str]]) -> list[str]:
 
 def table_unit(rows: Sequence[Any]) -> tuple[str, int]:
     """(unit of a table's sizes, its bytes): GiB from one TiB on. rows : of modules or of parts; their sums are shown too."""
-    most = max(sum(abs(getattr(r, key)) for r in rows) for key in _shown(rows))
+    most = max(sum(abs(getattr(r, key)) for r in rows) for key in sizes_shown(rows))
     return ("MiB", MIB) if most < MIB * MIB else ("GiB", GIB)
 
 
@@ -185,12 +185,13 @@ def any_moved(rows: Sequence[Any]) -> bool:
     return any(getattr(r, "moved_bytes", 0) for r in rows)
 
 
-def _shown(rows: Sequence[Any]) -> tuple[str, ...]:
+def sizes_shown(rows: Sequence[Any]) -> tuple[str, ...]:
+    """The fields of rows that their table shows."""
     return SIZES_AND_COPIES if any_moved(rows) else SIZES
 
 
 def _figures(some: Sequence[Row], rows: Sequence[Row], digits: int, more: int) -> list[str]:
-    sizes = [sum(getattr(r, key) for r in some) for key in _shown(rows)]
+    sizes = [sum(getattr(r, key) for r in some) for key in sizes_shown(rows)]
     cost = sum(added(r, rows) for r in some)
     unit_bytes = table_unit(rows)[1]
     return [

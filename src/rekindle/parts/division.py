@@ -11,6 +11,7 @@ order, one part may be called several times, and parts may lie in parts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,7 +31,7 @@ COST_GAP_SHARE = 1e-2
 SLACK_SHARE = 0.05  # of the parts' plain cost: COST_GAP_SHARE of it may be missed besides
 TOLERANCE_SHARE = 4e-6  # of the budget, left free where HiGHS misses it: it may miss constraints by 1e-6
 TIME_IS_UP = 1  # scipy's status of a program whose time limit came first
-PHASES = ("held", "forward", "backward")
+PHASES = ("held", "forward", "backward", "near")  # the last one while the part that comes next runs
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Step:
     """A step to be divided.
 
     parts : the ways of each part. calls : how often each part is called in the step.
+    host_bytes : that the host may hold of what is copied to it.
     within : of each part, the part that it lies in, or None. The first way of a part that has others in it is to leave it open:
         then the parts in it run by their own ways; by its other ways they do not run by themselves.
     """
@@ -75,6 +77,7 @@ class Step:
     calls: Sequence[int]
     moments: Sequence[Moment]
     within: Sequence[int | None]
+    host_bytes: float = math.inf
 
     def runs(self, part: int, chosen: Sequence[int]) -> bool:
         """Whether the part runs by its own way: every part around it is open."""
@@ -99,6 +102,11 @@ class Step:
         """The extra cost of all calls with these ways."""
         rows = zip(self.parts, chosen, self.calls, strict=True)
         return float(sum(n * w[c].extra for p, (w, c, n) in enumerate(rows) if self.runs(p, chosen)))
+
+    def fits_host(self, chosen: Sequence[int]) -> bool:
+        """Whether the host may hold what these ways copy to it."""
+        rows = zip(self.parts, chosen, self.calls, strict=True)
+        return sum(n * w[c].away_bytes for p, (w, c, n) in enumerate(rows) if self.runs(p, chosen)) <= self.host_bytes
 
 
 OPEN = 0  # the first way
@@ -144,11 +152,12 @@ class _Program:
     """The mixed-integer program: a variable for each way of each part, and the peak."""
 
     def __init__(self, step: Step):
-        self.step, moments = step, _largest(step.moments)
         parts = step.parts
+        self.step, moments = step, _largest(step.moments, [any(f.away_bytes for f in ways) for ways in parts])
         self.first = np.cumsum([0, *map(len, parts)])
         self.count = int(self.first[-1])
         self.costs = np.array([n * f.extra for ways, n in zip(parts, step.calls, strict=True) for f in ways])
+        self.away = np.array([n * f.away_bytes for ways, n in zip(parts, step.calls, strict=True) for f in ways], float)
         plain = sum(n * w[0].plain for w, n, i in zip(parts, step.calls, step.within, strict=True) if i is None)
         self.slack = SLACK_SHARE * plain
         self.rows = np.zeros((len(moments), self.count))
@@ -180,7 +189,8 @@ class _Program:
     def cheapest(self, budget: int) -> Division | None:
         """The cheapest choice within the budget; None: there is none."""
         room = budget - self.outside
-        if (room < 0).any():
+        below = np.minimum.reduceat(np.minimum(self.rows, 0), self.first[:-1], axis=1).sum(axis=1)
+        if (room < below).any():
             return None
         free = self._free()
         if self.step.peak(free) <= budget:
@@ -194,7 +204,7 @@ class _Program:
             if solved is None:
                 return self._exactly(budget)
             chosen, bound = solved
-            if self.step.peak(chosen) <= budget:
+            if self.step.peak(chosen) <= budget and self.step.fits_host(chosen):
                 return self._division(chosen, bound * unit)
         return self._exactly(budget)
 
@@ -214,7 +224,8 @@ class _Program:
             if solved is None:
                 break
             chosen, bound = solved
-            if most_extra is None or self.step.extra(chosen) <= most_extra:
+            cheap = most_extra is None or self.step.extra(chosen) <= most_extra
+            if cheap and self.step.fits_host(chosen):
                 return self._division(chosen, bound * scale)
         free = self._free()
         return self._division(free, 0.0) if most_extra is None or self.step.extra(free) <= most_extra else None
@@ -270,6 +281,10 @@ class _Program:
         if len(rows):
             wide = np.hstack([rows, np.zeros((len(rows), 1))])
             constraints.append(LinearConstraint(csr_matrix(wide), -np.inf, limits))
+        if self.away.sum() > step.host_bytes:
+            row = np.append(self.away, np.zeros(width - self.count))
+            scale = max(1.0, step.host_bytes)
+            constraints.append(LinearConstraint(csr_matrix(row / scale), -np.inf, step.host_bytes / scale))
         for times in (1, LONGER_TIMES):
             found = milp(
                 np.append(costs, slack), integrality=whole, bounds=Bounds(low, top), constraints=constraints,
@@ -284,20 +299,22 @@ class _Program:
         return chosen, float(bound) - slack if bound is not None and np.isfinite(bound) else 0.0
 
 
-def _largest(moments: Sequence[Moment]) -> list[Moment]:
-    """The moments that no other one exceeds in everything, among those with the same parts."""
+def _largest(moments: Sequence[Moment], copies: Sequence[bool]) -> list[Moment]:
+    """The moments that no other one exceeds in everything, among those with the same parts. copies : of each part, whether some
+    way copies to the host; of others, "near" is "held"."""
     same: dict[tuple[tuple[int, str], ...], list[dict[int | None, int]]] = {}
     for m in moments:
         sizes: dict[int | None, int] = {None: m.outside_bytes}
         for p, n in m.inside:
             sizes[p] = sizes.get(p, 0) + n
-        known = same.setdefault(tuple(sorted(m.parts)), [])
+        parts = sorted((p, "held" if phase == "near" and not copies[p] else phase) for p, phase in m.parts)
+        known = same.setdefault(tuple(parts), [])
         if any(_covers(other, sizes) for other in known):
             continue
         known[:] = [x for x in known if not _covers(sizes, x)] + [sizes]
     return [
-        Moment(x[None], parts, tuple((p, n) for p, n in x.items() if p is not None))
-        for parts, found in same.items() for x in found
+        Moment(x[None], key, tuple((p, n) for p, n in x.items() if p is not None))
+        for key, found in same.items() for x in found
     ]  # fmt: skip
 
 

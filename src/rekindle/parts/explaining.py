@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..explain import Explanation, explain
 from ..explain.holding import peak
 from ..explain.modules import paths_pattern
-from ..explain.screen import SIZES, OnScreen, decimals, number, ruled, shortened, table_screen, table_unit, wrapped
+from ..explain.screen import (
+    OnScreen,
+    any_moved,
+    decimals,
+    number,
+    ruled,
+    shortened,
+    sizes_shown,
+    table_screen,
+    table_unit,
+    wrapped,
+)
 from ..explain.words import resident_words
 from ..model.schedule import Schedule
 from ..saying.shares import COST_WORDS, percent
@@ -17,11 +28,12 @@ from ..saying.sizes import format_bytes
 
 if TYPE_CHECKING:
     from ..model.plan import Plan
-    from .plan import CompiledPart, PartsPlan
+    from .plan import PartsPlan
 
 FORMAT = "rekindle.explanation.parts/1"
 ROWS_MOST = 9
 AGAIN = "runs again whole"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -31,7 +43,8 @@ class PartRow:
     pattern : of their names in the model. kind : class of the parts; "runs again whole" for parts without a plan, "compiled,
         saves …" for compiled ones, whose plain bytes are those that the part compiled as it is keeps.
     count : how many calls of parts run by the plan in a step.
-    kept_bytes, plain_kept_bytes : held from the end of a part's forward until its backward, by the plan and by the plain step.
+    kept_bytes, plain_kept_bytes : held on the device from the end of a part's forward until its backward, by the plan and by
+        the plain step. moved_bytes : that wait on the host meanwhile, inputs of the parts included.
     recomputed_bytes : made again. added_seconds : that the plan adds.
     """
 
@@ -42,10 +55,11 @@ class PartRow:
     plain_kept_bytes: int = 0
     recomputed_bytes: int = 0
     added_seconds: float = 0.0
+    moved_bytes: int = 0
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes that the plain step keeps for backward and the plan does not."""
+        """Bytes that the plain step keeps on the device for backward and the plan does not."""
         return self.plain_kept_bytes - self.kept_bytes
 
 
@@ -101,11 +115,14 @@ class PartsExplanation(OnScreen):
                 f"{name}: {planned} at the peak in place of {plain},",
                 f"{format_bytes(self.saved_bytes)} saved {price}",
             ]
+        moved = "moved to the host, " if any_moved(self.rows) else ""
         lines = [
             *head,
             *wrapped(self.covered),
             "",
-            f"In {table_unit(self.rows)[0]}: kept from the parts' forward for their backward, recomputed, and saved.",
+            *wrapped(
+                f"In {table_unit(self.rows)[0]}: kept from the parts' forward for their backward, {moved}recomputed, and saved."
+            ),
             *self._table(),
         ]
         if self.inside:
@@ -120,16 +137,20 @@ class PartsExplanation(OnScreen):
         total = sum(r.saved_bytes for r in self.rows) if self.saved_bytes is None else self.saved_bytes
         unit, unit_bytes = table_unit(self.rows)
         digits, more = decimals(abs(total) / unit_bytes), decimals(1e3 * sum(abs(r.added_seconds) for r in self.rows))
-        cells = [["parts", "×", "kept", "recomputed", f"{unit} saved", "ms added"]]
+        shown_sizes = sizes_shown(self.rows)
+        heads = [x.removesuffix("_bytes") for x in shown_sizes[:-1]]
+        cells = [["parts", "×", *heads, f"{unit} saved", "ms added"]]
         shown, others = self.rows[:ROWS_MOST], self.rows[ROWS_MOST:]
-        cells += [_cells(f"{r.pattern} ({r.kind})", [r], unit_bytes, digits, more) for r in shown]
+        how = shown_sizes, unit_bytes, digits, more
+        cells += [_cells(f"{r.pattern} ({r.kind})", [r], *how) for r in shown]
         if others:
             words = "1 other plan" if len(others) == 1 else f"{len(others)} other plans"
-            cells.append(_cells(words, others, unit_bytes, digits, more))
+            cells.append(_cells(words, others, *how))
         if self.rest_bytes:
-            cells.append(["elsewhere: the peaks move", "", "-", "-", number(self.rest_bytes / unit_bytes, digits), "-"])
-        sums = _cells("total", self.rows, unit_bytes, digits, more)
-        cells.append([*sums[:4], number(total / unit_bytes, digits), sums[5]])
+            blank = ["-"] * len(heads)
+            cells.append(["elsewhere: the peaks move", "", *blank, number(self.rest_bytes / unit_bytes, digits), "-"])
+        sums = _cells("total", self.rows, *how)
+        cells.append([*sums[:-2], number(total / unit_bytes, digits), sums[-1]])
         return ruled(cells)
 
 
@@ -140,28 +161,36 @@ def explain_parts(plan: PartsPlan) -> PartsExplanation:
     ------
     FormatError : a schedule is none for its graph.
     """
-    again = [p.path for p in plan.parts if p.again]
     every = [p.path for p in plan.parts]
-    found = [(_row(p, paths, every), p) for p, paths in plan.distinct()]
+    moved = {p.path: 0 if p.offloaded is None else p.offloaded.bytes for p in plan.parts}
+    found = [
+        (_row(p, some, every, size), p) for p, paths in plan.distinct() for size, some in _by(moved.get, paths).items()
+    ]
     found.sort(key=lambda pair: -pair[0].saved_bytes)
-    rows = [r for r, _ in found] + ([PartRow(paths_pattern(again, every), AGAIN, len(again))] if again else [])
-    compiled: dict[CompiledPart, list[str]] = {}
-    for part in plan.parts:
-        if part.compiled is not None:
-            compiled.setdefault(part.compiled, []).append(part.path)
-    for c, paths in sorted(
-        compiled.items(), key=lambda x: x[0].calls * len(x[1]) * (x[0].held_bytes - x[0].min_cut_bytes)
-    ):
-        n, pattern = c.calls * len(paths), paths_pattern(paths, every)
-        sizes = n * c.held_bytes, n * c.min_cut_bytes, 0
-        rows.append(PartRow(pattern, f"compiled, saves {c.saves}", n, *sizes, n * c.extra_seconds))
+    rows = [r for r, _ in found]
+    for size, again in _by(moved.get, [p.path for p in plan.parts if p.again]).items():
+        rows.append(PartRow(paths_pattern(again, every), AGAIN, len(again), moved_bytes=size * len(again)))
+    for (c, size), parts in _by(lambda p: (p.compiled, moved[p.path]), plan.parts).items():
+        if c is not None:
+            n, pattern = c.calls * len(parts), paths_pattern([p.path for p in parts], every)
+            sizes = n * max(0, c.held_bytes - size), n * c.min_cut_bytes, 0
+            rows.append(PartRow(pattern, f"compiled, saves {c.saves}", n, *sizes, n * c.extra_seconds, n * size))
+    rows[len(found) :] = sorted(rows[len(found) :], key=lambda r: (r.kind != AGAIN, -r.saved_bytes))
     return PartsExplanation(
         plan.module_name, plan.baseline_peak_bytes, plan.peak_bytes, plan.resident_bytes, plan.overhead, plan.cost,
         plan.covered, tuple(rows), tuple(explain(p) for _, p in found),
     )  # fmt: skip
 
 
-def _row(p: Plan, paths: list[str], every: list[str]) -> PartRow:
+def _by(key: Callable[[T], Any], some: Iterable[T]) -> dict[Any, list[T]]:
+    """Those of equal keys together, in order."""
+    found: dict[Any, list[T]] = {}
+    for x in some:
+        found.setdefault(key(x), []).append(x)
+    return found
+
+
+def _row(p: Plan, paths: list[str], every: list[str], moved: int) -> PartRow:
     graph, n = p.graph, len(paths)
     size = graph.arrays.bytes.tolist()
     plain, planned = (peak(graph, s) for s in (Schedule.baseline(graph), p.schedule))
@@ -169,11 +198,14 @@ def _row(p: Plan, paths: list[str], every: list[str]) -> PartRow:
     made = sum(k * sum(size[v] for v in op.outputs) for k, op in zip(again, graph.ops, strict=True))
     seconds = sum(k * op.seconds for k, op in zip(again, graph.ops, strict=True))
     kept, plain_kept = (sum(size[v] for v in x.saved) for x in (planned, plain))
-    return PartRow(paths_pattern(paths, every), graph.name, n, n * kept, n * plain_kept, n * made, n * seconds)
+    sizes = n * max(0, kept - moved), n * plain_kept, n * made
+    return PartRow(paths_pattern(paths, every), graph.name, n, *sizes, n * seconds, n * moved)
 
 
-def _cells(words: str, some: Sequence[PartRow], unit_bytes: int, digits: int, more: int) -> list[str]:
-    sizes = [sum(getattr(r, key) for r in some) for key in SIZES]
+def _cells(
+    words: str, some: Sequence[PartRow], keys: Sequence[str], unit_bytes: int, digits: int, more: int
+) -> list[str]:
+    sizes = [sum(getattr(r, key) for r in some) for key in keys]
     count = sum(r.count for r in some)
     cost = number(1e3 * sum(r.added_seconds for r in some), more)
     return [words, f"{count:,}" if count > 1 else "", *(number(x / unit_bytes, digits) for x in sizes), cost]

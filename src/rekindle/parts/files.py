@@ -16,11 +16,12 @@ from ..model.graph import COSTS
 from ..model.plan import Plan
 from ..planning import plan_files
 from ..printed import name, value
-from .plan import COMPILED, FORMAT, CompiledPart, Part, PartsPlan, SaveRule
+from .plan import COMPILED, COPYING, FORMAT, CompiledPart, Offloaded, Part, PartsPlan, SaveRule
 
 TEXT_MOST_LETTERS = 4_000  # of the line that says what is covered
 PATH_MOST_LETTERS = 1_000
 PARTS_MOST = 100_000
+FORMATS = FORMAT, COMPILED, COPYING
 
 
 def load(path: str | os.PathLike[str]) -> Plan | PartsPlan:
@@ -46,7 +47,7 @@ def from_document(doc: Any, where: str) -> Plan | PartsPlan:
     ------
     FormatError : as `load`.
     """
-    if not isinstance(doc, dict) or doc.get("format") not in (FORMAT, COMPILED):
+    if not isinstance(doc, dict) or doc.get("format") not in FORMATS:
         return plan_files.from_document(doc, where)
     return parts_plan_from_json(doc, where)
 
@@ -68,7 +69,7 @@ def parts_plan_from_json(doc: dict[str, Any], where: str) -> PartsPlan:
     ------
     FormatError : as `load`.
     """
-    r = formats.Reader(doc, where, COMPILED if doc.get("format") == COMPILED else FORMAT)
+    r = formats.Reader(doc, where, doc["format"] if doc.get("format") in FORMATS else FORMAT)
     graphs = [formats.graph_from_json(g, f"{where}: graph {i}") for i, g in enumerate(r.items("graphs"))]
     plans = []
     for i, p in enumerate(r.items("plans")):
@@ -110,7 +111,10 @@ def _part(doc: Any, where: str, plans: list[Plan]) -> Part:
     one_way = [bool(numbers), again, compiled is not None].count(True) == 1
     if not one_way or not all(0 <= i < len(plans) for i in numbers):
         raise FormatError(f"{where} should name some of the file's {len(plans)} plans, not {value(list(numbers))}")
-    return Part(path, tuple(plans[i] for i in numbers), again, _rule(r, again), compiled)
+    offloaded, calls = _offloaded(r), r.whole("calls", 1)
+    if not 1 <= calls <= PARTS_MOST:
+        raise FormatError(f"{where}: no step calls a part {calls} times")
+    return Part(path, tuple(plans[i] for i in numbers), again, _rule(r, again), compiled, offloaded, calls)
 
 
 def _stages(r: formats.Reader) -> tuple[str, ...]:
@@ -134,6 +138,16 @@ def _compiled(r: formats.Reader) -> CompiledPart | None:
     made = CompiledPart(saves, *sizes, c.number("extra_seconds"), c.whole("calls", 1), c.text("kind", ""))
     if min(*sizes, made.extra_seconds, made.calls - 1) < 0 or not re.fullmatch("[0-9a-f]{0,64}", made.kind):
         raise FormatError(f"{c.where} has a figure below 0, or no kind of parts")
+    return made
+
+
+def _offloaded(r: formats.Reader) -> Offloaded | None:
+    if "offloaded" not in r.doc:
+        return None
+    x = formats.Reader(r.table("offloaded"), f"{r.where}: offloaded")
+    made = Offloaded(x.whole("bytes"), tuple(x.ints("stay")))
+    if made.bytes < 1 or min(made.stay, default=0) < 0:
+        raise FormatError(f"{x.where} should copy some bytes, and name inputs from 0 on")
     return made
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .explaining import PartsExplanation
 
 FORMAT, COMPILED = "rekindle.parts/1", "rekindle.parts/2"  # the second one of parts that torch.compile runs
+COPYING = "rekindle.parts/3"  # of either kind, where something is copied to the host
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,18 @@ class SaveRule:
     def to_json(self) -> dict[str, float]:
         """The rule as it stands in a file."""
         return {"least": self.least}
+
+
+@dataclass(frozen=True)
+class Offloaded:
+    """How much of what a call of a part saves for backward is copied to the host.
+
+    bytes : of the first saved storages that fit. stay : numbers of input tensors of the call that are not copied, since the
+    parts beside it hold them too.
+    """
+
+    bytes: int
+    stay: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,6 +85,7 @@ class Part:
     plans : one for each kind of call in a step; the first is of the first call.
     again : it cannot be captured; its forward runs again in backward, from its inputs, and it has no plans. rule : results that
         it saves besides; None: none. compiled : how torch.compile runs it, without a plan; None: it does not.
+    offloaded : what is copied to the host of what each of its calls saves; None: nothing. calls : in a step.
     """
 
     path: str
@@ -79,6 +93,8 @@ class Part:
     again: bool = False
     rule: SaveRule | None = None
     compiled: CompiledPart | None = None
+    offloaded: Offloaded | None = None
+    calls: int = 1
 
 
 @dataclass(frozen=True)
@@ -143,6 +159,11 @@ class PartsPlan(AnyPlan, HoldsResident):
         return self.captured
 
     @property
+    def host_blocks(self) -> list[int]:
+        """Bytes of each block of the host's memory to which calls of parts copy what they save."""
+        return [p.offloaded.bytes for p in self.parts if p.offloaded is not None for _ in range(p.calls)]
+
+    @property
     def activation_peak_bytes(self) -> int:
         """peak_bytes without what is held during the whole step."""
         return self.beside_resident(self.peak_bytes)
@@ -159,6 +180,8 @@ class PartsPlan(AnyPlan, HoldsResident):
             if limit is not None
             else takes_words(self.options.missed(self.goal), self.peak_bytes, self, plain)
         )
+        if away := sum(self.host_blocks):
+            price += f", {format_bytes(away)} on the host"
         tail = f"; not counted: {self.not_counted}" if self.not_counted and limit is not None else ""
         steep = offer_words(self.offer, self.goal, self, plain)
         return f"{', '.join([fits, price, *steep])}, {self.covered}, solved in {self.solve_seconds:.1f} s{tail}"
@@ -204,10 +227,13 @@ class PartsPlan(AnyPlan, HoldsResident):
             row: dict[str, Any] = {"module": part.path, "plans": numbers}
             row |= {"again": True} if part.again else {}
             row |= {} if part.compiled is None else {"compiled": asdict(part.compiled)}
-            rows.append(row | ({} if part.rule is None else {"saves": part.rule.to_json()}))
+            row |= {} if part.rule is None else {"saves": part.rule.to_json()}
+            rows.append(
+                row | ({} if part.offloaded is None else {"offloaded": asdict(part.offloaded), "calls": part.calls})
+            )
         at = {h: i for i, h in enumerate(graphs)}
         return {
-            "format": FORMAT if self.captured.compile is None else COMPILED,
+            "format": COPYING if self.host_blocks else FORMAT if self.captured.compile is None else COMPILED,
             **self.figures(),
             "options": options_file.to_json(self.options, self.captured),
             "graphs": [formats.graph_to_json(g) for g in graphs.values()],

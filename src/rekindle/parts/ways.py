@@ -7,7 +7,7 @@ needs memory besides, as if other parts ran there. In those, few bytes held are 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from .. import allowance, bounds
 from ..ask import LeastMemory, MaxOverhead, PlanOptions
 from ..compiling import Compiled
-from ..model.graph import Graph, Value
+from ..model.graph import Graph, Link, Value
 from ..model.judge import simulate
 from ..model.plan import Plan
 from ..model.schedule import FREE, RUN, Schedule
@@ -24,7 +24,7 @@ from ..planning.certify import Certificate
 from ..planning.frontiers import frontier_graph
 from ..planning.planner import as_plan
 from ..saying.shares import EPS
-from .plan import SaveRule
+from .plan import Offloaded, SaveRule
 
 # Memory that others need between forward and backward, as shares of the part's plain activation peak: one curve is searched for
 # each. Guesses.
@@ -38,7 +38,9 @@ WAYS_MOST, WAYS_MOST_IN_ALL = 20, 240
 class Figures:
     """The bytes and the cost of one way to run a part, beside what is held around the part.
 
-    held_bytes : held from the end of its forward to the beginning of its backward.
+    held_bytes : held from the end of its forward to the beginning of its backward. Where inputs of the part are copied to the
+    host, which others count, this may be below 0.
+    away_bytes : held besides until the next part's forward has ended, and from when its backward begins: copied to the host.
     forward_bytes, backward_bytes : the most that the part holds while its forward or its backward runs. Results and bytes held
         count; gradients that come from outside do not.
     extra : cost beside the plain cost. plain : cost of the part where nothing is recomputed.
@@ -49,11 +51,12 @@ class Figures:
     backward_bytes: int
     extra: float
     plain: float = 0.0
+    away_bytes: int = 0
 
     @property
-    def bytes(self) -> tuple[int, int, int]:
-        """(held, forward, backward) bytes."""
-        return self.held_bytes, self.forward_bytes, self.backward_bytes
+    def bytes(self) -> tuple[int, int, int, int]:
+        """(held, forward, backward, near) bytes: near are those that are held while the next part runs."""
+        return self.held_bytes, self.forward_bytes, self.backward_bytes, self.held_bytes + self.away_bytes
 
     def matches(self, other: Figures) -> bool:
         """Whether no figure of this way is worse than the other way's."""
@@ -75,6 +78,7 @@ class Way:
     rule: SaveRule | None = None
     compiled: Compiled | None = None
     is_exact: bool = True
+    offloaded: Offloaded | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -140,6 +144,54 @@ def best(found: Iterable[Way]) -> list[Way]:
         if not any(k.figures.matches(w.figures) for k in kept):
             kept.append(w)
     return kept
+
+
+@dataclass(frozen=True)
+class Saves:
+    """What a way's forward saves, and what its copies can hide behind.
+
+    sizes : bytes of each storage that may be copied to the host, in the order in which they are saved.
+    stay : as of `Offloaded`. next_forward, next_backward : seconds of the part that comes next in forward.
+    """
+
+    sizes: tuple[int, ...]
+    stay: tuple[int, ...]
+    next_forward: float
+    next_backward: float
+
+
+def with_copies(found: Sequence[Way], saves: Sequence[Saves | None], link: Link) -> list[Way]:
+    """The ways, and besides those in which what the forward saves is copied to the host: all of it, or as much as the forward
+    of the next part hides.
+
+    saves : of each way; None: nothing of it can be copied. A copy that takes longer than the next part's forward, or on the way
+    back than its backward, is waited for.
+    """
+    made = [*found]
+    for way, what in zip(found, saves, strict=True):
+        if what is None:
+            continue
+        hidden = int(max(0.0, what.next_forward - link.copy_s * len(what.sizes)) * link.out_bytes_per_s)
+        for room in dict.fromkeys((sum(what.sizes), hidden)):
+            copied = _first_that_fit(what.sizes, room)
+            if not copied:
+                continue
+            size, asked = sum(copied), link.copy_s * len(copied)
+            waits = max(0.0, asked + size / link.out_bytes_per_s - what.next_forward)
+            waits += max(0.0, asked + size / link.in_bytes_per_s - what.next_backward)
+            f = way.figures
+            f = replace(f, held_bytes=f.held_bytes - size, away_bytes=size, extra=f.extra + 2 * asked + waits)
+            made.append(replace(way, figures=f, offloaded=Offloaded(size, what.stay)))
+    return [found[0], *(w for w in best(made) if w is not found[0])]
+
+
+def _first_that_fit(sizes: Iterable[int], room: int) -> list[int]:
+    """The sizes that fit, each taken where it still does, as a step takes them."""
+    taken: list[int] = []
+    for size in sizes:
+        if sum(taken) + size <= room:
+            taken.append(size)
+    return taken
 
 
 def thinned(kept: list[Way], most: int) -> list[Way]:

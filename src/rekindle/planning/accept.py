@@ -190,11 +190,6 @@ def compiled(compile: Any, options: PlanOptions, strict: bool, must_save: Sequen
         raise UsageError(
             f'compile=True measures seconds, and cost="{options.cost}" was asked; leave `cost` out, or `compile`'
         )
-    if options.offload is True:
-        raise UsageError(
-            "offload=True copies values of a captured step to the host, and compile=True plans parts, which copy none; leave "
-            "out one of the two"
-        )
     if strict:
         raise UsageError(
             "strict=True captures the whole model, and compile=True plans its parts; leave out one of the two"

@@ -7,6 +7,7 @@ own: a model of many equal blocks compiles one of them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -102,7 +103,9 @@ class CompiledForward(SwitchedForward):
             self._call = self._make_call(model)
         with without_caches(model, self.keeps_caches):
             try:
-                return self._call(model, *args, **kwargs)
+                if self.copies is None:
+                    return self._call(model, *args, **kwargs)
+                return self.copies.run(model, (args, kwargs), functools.partial(self._call, model, *args, **kwargs))
             except Exception as e:
                 if self.raises or not (isinstance(e, NotCompiled) or type(e).__module__.startswith(COMPILERS)):
                     raise

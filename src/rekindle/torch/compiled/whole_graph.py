@@ -18,6 +18,7 @@ import torch
 from torch import fx, nn
 
 from ...compiling import Compiled, CompileOptions
+from ..offload.part_copies import PartCopies
 from .compiled_forward import CompiledForward, own_forward, own_function
 from .compiler import while_tracing
 from .cuts import Cuts
@@ -49,6 +50,7 @@ class StagedForward(CompiledForward):
         self.left_out = 0  # results that the last traced graph does not make
         self.graphs: list[str] = []  # a digest of how the stages are linked in each graph that was traced
         self.ways: Mapping[str, Compiled] = {}
+        self.copies_of: Callable[[str], PartCopies | None] = lambda _: None
         self._planned: Collection[str] | None = None
         self._known: dict[tuple[str, str], Stage] = {}
         self._bodies: dict[str, fx.GraphModule] = {}
@@ -63,10 +65,16 @@ class StagedForward(CompiledForward):
         """mode : `model.training` of the calls that run in stages."""
         self._training = mode
 
-    def run_by(self, ways: Mapping[str, Compiled], planned: Collection[str] | None = None) -> None:
+    def run_by(
+        self,
+        ways: Mapping[str, Compiled],
+        planned: Collection[str] | None = None,
+        copies_of: Callable[[str], PartCopies | None] = lambda _: None,
+    ) -> None:
         """ways : path of a stage -> its way; others run uncompiled. planned : all stages that the plan knows; None: all that
-        there are. One that it does not know, in a call of another kind, saves its inputs alone."""
-        self.ways, self._planned = dict(ways), planned
+        there are. One that it does not know, in a call of another kind, saves its inputs alone. copies_of : gives what copies
+        for the stage of a path; None: nobody copies."""
+        self.ways, self._planned, self.copies_of = dict(ways), planned, copies_of
         for stage in self.stages:
             self._set(stage)
 
@@ -94,7 +102,9 @@ class StagedForward(CompiledForward):
                 "alone. Give rekindle.checkpoint a sample of such a call to plan it"
             )
         if way is not None:
-            StageForward(stage, way, self.options, stage.kind).take_over(stage)
+            forward = StageForward(stage, way, self.options, stage.kind)
+            forward.copies = self.copies_of(stage.path)
+            forward.take_over(stage)
 
     def _make_call(self, model: nn.Module) -> Callable[..., Any]:
         staged = weakref.proxy(self)

@@ -31,6 +31,8 @@ from ..compiled.whole_graph import WHOLE, StagedForward, staged
 from ..costs.resident import gradient_bytes
 from ..measure.caches import without_caches
 from ..measure.recording import bytes_of
+from ..offload.away import pool_of
+from ..offload.part_copies import CallOrder, PartCopies
 from ..operators.node_tensors import overlap
 from ..run import stages
 from ..run.own_forward import InPlaceOfForward
@@ -60,6 +62,7 @@ class PartsForward(InPlaceOfForward):
 
     def _begin(self, plan: PartsPlan) -> None:
         self.plan = plan
+        self.copies_of: Callable[[str], PartCopies | None] | None = None  # gives what copies for the part of a path
         self.staged: StagedForward | None = None  # made by the first call: a pickled module is not filled before
         self._told = False  # the log, that the model makes no cache
         self._noted = False  # which parts share memory
@@ -78,6 +81,7 @@ class PartsForward(InPlaceOfForward):
         if not self._noted:
             self._noted = True
             _note_shared_memory(model)
+            self.have_copies(model)
         with without_caches(model, self.plan.keeps_caches) as makes_one:
             if makes_one and not self._told:
                 self._told = True
@@ -86,6 +90,14 @@ class PartsForward(InPlaceOfForward):
                     type(model).__name__,
                 )
             return self.forward(*args, **kwargs)
+
+    def have_copies(self, model: nn.Module) -> None:
+        """Tell the parts of a model that was copied or pickled what copies for them. Raises as `copies_of`."""
+        if self.copies_of is None:
+            self.copies_of = copies_of(self.plan, model)
+            for path, module in model.named_modules() if not self.plan.stages else ():
+                if (forward := forward_of(module)) is not None:
+                    forward.copies = self.copies_of(path)
 
     @property
     def forward(self) -> Callable[..., Any]:
@@ -99,7 +111,7 @@ class PartsForward(InPlaceOfForward):
             self.staged = staged(model, how, self._own, self.plan.captured.unused_by_parts, in_one)
             self.staged.trains_in(self._training)
             ways = {p.path: Compiled(p.compiled.saves) for p in self.plan.parts if p.compiled is not None}
-            self.staged.run_by(ways, self.plan.stages)
+            self.staged.run_by(ways, self.plan.stages, self.copies_of or copies_of(self.plan, model))
         return self.staged
 
     def _watch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -122,7 +134,8 @@ class PartsForward(InPlaceOfForward):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PartsForward:
         copied = super().__deepcopy__(memo)
-        copied.staged = None  # its stages are the first model's
+        copied.staged = copied.copies_of = None  # they are the first model's
+        copied._noted = False
         return copied
 
     def _pickled(self) -> Any:
@@ -146,11 +159,14 @@ def apply_parts(model: nn.Module, plan: PartsPlan, on_new_shape: str, check: boo
     Raises
     ------
     PlanMismatch : the model has no submodule of that name, or one of other classes.
+    RekindleError : the host does not have the memory that the plan copies to.
     """
     with without_caches(model, plan.keeps_caches):  # as in a step, since the plans are for modules in that state
         forwards = _forwards(model, plan, on_new_shape, check)
     root = PartsForward(model, plan, on_new_shape == "plan" and plan.goal.is_budget)
-    for module, forward in forwards:
+    root.copies_of = copies_of(plan, model)
+    for (module, forward), part in zip(forwards, plan.parts, strict=False):
+        forward.copies = root.copies_of(part.path)
         forward.take_over(module)
         unused.used(module)  # a step may leave it out
     root.take_over(model)
@@ -197,6 +213,22 @@ def _note_shared_memory(model: nn.Module) -> None:
                 weakref.ref(q) for t in own.values() if t.layout is torch.strided
                 for q in at.get(local(t).untyped_storage()._cdata, ()) if id(q) not in own and overlap(local(q), local(t))
             ]  # fmt: skip
+
+
+def copies_of(plan: PartsPlan, model: nn.Module) -> Callable[[str], PartCopies | None]:
+    """Gives what copies to the host for the part of a path; None: nobody. The memory of the host is there.
+
+    Raises
+    ------
+    RekindleError : the host does not have it.
+    """
+    if not (blocks := plan.host_blocks):
+        return lambda path: None
+    offloaded = {p.path: p.offloaded for p in plan.parts}
+    most, order = plan.options.host_budget, CallOrder()
+    device = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    pool_of(device).reserve(blocks, most)
+    return lambda path: PartCopies(offloaded.get(path), order, most)
 
 
 def part_forward(module: nn.Module, plans: Sequence[Plan], on_new_shape: str, check: bool) -> PartForward:

@@ -8,6 +8,7 @@ the plans, as long as these save no more of their inputs.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from ...parts.division import Moment
+from ...parts.division import PHASES, Moment
 from ...parts.ways import Figures
 from ..compiled.compiled_forward import CompiledForward
 from ..measure.memory import Level, Levels
@@ -53,10 +54,15 @@ class Event:
 
 @dataclass
 class Call:
-    """One call of a part in a measured step. unit : its number; -1: it ran without a plan. result_bytes : of what it made."""
+    """One call of a part in a measured step.
+
+    unit : its number; -1: it ran without a plan. result_bytes : of what it made. shared : numbers of its input tensors that the
+    call before it, or the one after it, has as well.
+    """
 
     unit: int = -1
     result_bytes: int = 0
+    shared: set[int] = field(default_factory=set)
 
 
 class Watched:
@@ -66,6 +72,7 @@ class Watched:
         self.levels = levels
         self.calls: list[Call] = []
         self._runs: int | None = None  # the compiled part whose backward runs
+        self._inputs: list[weakref.ref[torch.Tensor]] = []  # of the last call
 
     @contextlib.contextmanager
     def watching(self, applied: Sequence[tuple[Forward, Sequence[int], Sequence[Unit]]]) -> Iterator[None]:
@@ -88,7 +95,7 @@ class Watched:
         def forward(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 return planned(*args, **kwargs)
-            call = self._begin()
+            call = self._begin(tree.tensors_in((args, kwargs)))
             planned.last = None
             result = planned(*args, **kwargs)
             last = planned.last
@@ -105,7 +112,7 @@ class Watched:
         def forward(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 return compiled(*args, **kwargs)
-            call = self._begin()
+            call = self._begin(tree.tensors_in((args, kwargs)))
             result = compiled(*args, **kwargs)
             given = tree.flatten((args, kwargs), opaque_ok=True)[0]
             around = {get_gradient_edge(t).node for t in given if t.requires_grad}
@@ -126,7 +133,7 @@ class Watched:
             around = {get_gradient_edge(t).node for t in tensors if t.requires_grad}
             if not torch.is_grad_enabled() or not around or tree.opaque_kinds(spec):
                 return again(*args, **kwargs)
-            call = self._begin()
+            call = self._begin(tree.tensors_in((args, kwargs)))
             result = again(*args, **kwargs)
             self._end(call, number, tensors, result)
             nodes = {t.grad_fn for t in tree.tensors_in(result) if t.grad_fn is not None} - around
@@ -166,15 +173,21 @@ class Watched:
             self._mark(self._runs, "backward", ENDS)
         self._runs = None
 
-    def _begin(self) -> int:
-        self.calls.append(Call())
+    def _begin(self, given: Sequence[torch.Tensor]) -> int:
+        before = {id(t): i for i, at in enumerate(self._inputs) if (t := at()) is not None}
+        shared = {i: before[id(t)] for i, t in enumerate(given) if id(t) in before}
+        if shared:
+            self.calls[-1].shared.update(shared.values())
+        self._inputs = [weakref.ref(t) for t in given]
+        self.calls.append(Call(shared={*shared}))
         self._mark(len(self.calls) - 1, "forward", BEGINS)
         return len(self.calls) - 1
 
     def _end(self, call: int, unit: int, given: Sequence[torch.Tensor], result: Any) -> None:
         mine = {id(storage_of(t)) for t in given}
         made = {id(s): s.nbytes() for t in tree.tensors_in(result) if (s := storage_of(t)) is not None}
-        self.calls[call] = Call(unit, sum(n for k, n in made.items() if k not in mine))
+        noted = self.calls[call]
+        noted.unit, noted.result_bytes = unit, sum(n for k, n in made.items() if k not in mine)
         self._mark(call, "forward", ENDS)
 
     def _mark(self, call: int, phase: str, what: str) -> None:
@@ -220,6 +233,8 @@ class Between:
 
     moments : for the division. peak_bytes : of the measured step. calls : how often each unit was called.
     at_end_bytes : held outside of planned parts when backward begins. at_end_inside : of that, inside of each unit.
+    next : of each unit, those that are called next after a call of it; None: no part is. shared : as of `Call`, of all its
+    calls.
     """
 
     moments: tuple[Moment, ...]
@@ -227,6 +242,8 @@ class Between:
     at_end_bytes: int
     at_end_inside: tuple[int, ...]
     calls: tuple[int, ...]
+    next: tuple[frozenset[int | None], ...] = ()
+    shared: tuple[frozenset[int], ...] = ()
 
 
 def between(
@@ -246,7 +263,13 @@ def between(
     at_end = books.at_end or (0, {})
     counts = tuple(sum(c.unit == i for c in calls) for i in range(len(used)))
     inside = tuple(at_end[1].get(i, 0) for i in range(len(used)))
-    return Between(tuple(moments), max((x.peak for x in levels), default=0), at_end[0], inside, counts)
+    known = [c for c in calls if c.unit >= 0]
+    pairs = [(a.unit, b) for a, b in zip(known, [*(c.unit for c in known[1:]), None], strict=True)]
+    return Between(
+        tuple(moments), max((x.peak for x in levels), default=0), at_end[0], inside, counts,
+        tuple(frozenset(b for a, b in pairs if a == i) for i in range(len(used))),
+        tuple(frozenset(k for c in known if c.unit == i for k in c.shared) for i in range(len(used))),
+    )  # fmt: skip
 
 
 @dataclass
@@ -256,7 +279,8 @@ class _Books:
     Bytes that appear while a part that is open runs are that part's; its results, and its gradients of inputs, are those of the
     code around it. Bytes that appear while a planned part runs are the part's as far as its plan says so.
 
-    holding : units that hold what their forward saved. running : (unit, phase) of parts that are not open.
+    holding : calls of parts that hold what their forward saved. near : the call whose forward ended last; in backward, the one
+    before the call that runs. running : (call, phase) of parts that are not open.
     opened : calls of open parts that run now, the innermost last. inside : bytes of calls of open parts. outside : of nobody.
     """
 
@@ -269,27 +293,33 @@ class _Books:
     inside: dict[int, int] = field(default_factory=dict)
     outside: int = 0
     at_end: tuple[int, dict[int, int]] | None = None
+    near: int | None = None
+    order: list[int] = field(default_factory=list)  # calls whose forward has ended
 
     def moment(self, peak: int) -> Moment:
         """The time since the last event, in which the most bytes were held."""
-        own = sum(self.used[u].held_bytes for u in self.holding) + sum(_most(self.used[u], p) for u, p in self.running)
+        parts = [*((c, "near" if c == self.near else "held") for c in self.holding), *self.running]
+        own = sum(self._bytes(c, phase) for c, phase in parts)
         more = max(0, peak - own - self.outside - sum(self.inside.values()))
         inside = dict(self.inside)
         if self.opened:
             inside[self.opened[-1][0]] += more
-        parts = [
-            *((u, "held") for u in self.holding), *self.running,
-            *((self.calls[c].unit, phase) for c, phase in self.opened),
-            *((self.calls[c].unit, "held") for c in self.inside if all(c != o for o, _ in self.opened)),
-        ]  # fmt: skip
+        parts += [*self.opened, *((c, "held") for c in self.inside if all(c != o for o, _ in self.opened))]
         outside = self.outside + (0 if self.opened else more)
-        return Moment(outside, tuple(parts), tuple((self.calls[c].unit, n) for c, n in inside.items()))
+        return Moment(
+            outside,
+            tuple((self.calls[c].unit, phase) for c, phase in parts),
+            tuple((self.calls[c].unit, n) for c, n in inside.items()),
+        )
+
+    def _bytes(self, call: int, phase: str) -> int:
+        return self.used[self.calls[call].unit].bytes[PHASES.index(phase)]
 
     def settle(self, level: int) -> None:
         """Charge the bytes that have come or gone since the last event."""
         if self.running:
             return  # the next event of the running part says what remains
-        self._charge(level - sum(self.used[u].held_bytes for u in self.holding))
+        self._charge(level - sum(self._bytes(c, "near" if c == self.near else "held") for c in self.holding))
 
     def _charge(self, now: int) -> None:
         change = now - self.outside - sum(self.inside.values())
@@ -309,16 +339,22 @@ class _Books:
             for c, n in self.inside.items():
                 by_unit[self.calls[c].unit] = by_unit.get(self.calls[c].unit, 0) + n
             self.at_end = self.outside + sum(self.inside.values()), by_unit
+        if phase == "forward" and event.what == ENDS:
+            self.near = call
+            self.order.append(call)
+        elif phase == "backward" and event.what == BEGINS and call in self.order:
+            at = self.order.index(call)
+            self.near = self.order[at - 1] if at else None
         if self.is_open[unit]:
             self._note_open(call, event)
         elif event.what == BEGINS:
-            if phase == "backward" and unit in self.holding:
-                self.holding.remove(unit)
-            self.running.append((unit, phase))
-        elif (unit, phase) in self.running:
-            self.running.remove((unit, phase))
+            if phase == "backward" and call in self.holding:
+                self.holding.remove(call)
+            self.running.append((call, phase))
+        elif (call, phase) in self.running:
+            self.running.remove((call, phase))
             if phase == "forward":
-                self.holding.append(unit)
+                self.holding.append(call)
 
     def _note_open(self, call: int, event: Event) -> None:
         if event.what == BEGINS:
@@ -351,16 +387,12 @@ def with_uncalled(found: Between, like: Sequence[int | None], inputs: Sequence[i
             after.setdefault(neighbour, []).append(u)
     moments = []
     for m in found.moments:
-        more = [(u, "held") for p, phase in m.parts for u in after.get(p, ()) if phase in ("held", "backward")]
+        more = [(u, "held") for p, phase in m.parts for u in after.get(p, ()) if phase != "forward"]
         extra = sum(inputs[u] for u, _ in more)
         moments.append(Moment(m.outside_bytes + extra, (*m.parts, *more), m.inside))
         for p, phase in m.parts:
-            for u in after.get(p, ()) if phase != "held" else ():
+            for u in after.get(p, ()) if phase in ("forward", "backward") else ():
                 others = tuple(x for x in (*m.parts, *more) if x not in ((p, phase), (u, "held")))
                 held = (*others, (p, "held"), (u, phase))
                 moments.append(Moment(m.outside_bytes + extra + inputs[u], held, m.inside))
     return tuple(moments)
-
-
-def _most(f: Figures, phase: str) -> int:
-    return f.forward_bytes if phase == "forward" else f.backward_bytes

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+import torch
 from torch import nn
 
 from ...ask import PlanOptions
@@ -15,6 +17,8 @@ from ...parts.division import OPEN, Moment, Step
 from ...parts.plan import CompiledPart, Part
 from ...parts.ways import Way, as_part_plan
 from ..compiled.stage import compiled_forward
+from ..offload.away import pool_of
+from ..offload.part_copies import CallOrder, PartCopies
 from ..run import stages
 from ..run.own_forward import forward_instead
 from ..ways.again import AgainForward
@@ -31,7 +35,7 @@ class Choices:
 
     ways : of each unit. within : of each unit, the one in which it lies, or None. options : those of the search. keeps_caches :
     whether the step makes key-value caches. compile : how parts are compiled; None: they are not.
-    eager_seconds : of a step of each compiled unit without the compiler.
+    eager_seconds : of a step of each compiled unit without the compiler. device : on which they run.
     """
 
     units: Sequence[Unit]
@@ -41,7 +45,8 @@ class Choices:
     keeps_caches: bool = False
     compile: CompileOptions | None = None
     eager_seconds: Sequence[float] = ()
-    _known: dict[tuple[int, int, bool], Plan] = field(default_factory=dict, repr=False, compare=False)
+    device: torch.device = torch.device("cpu")
+    _known: dict[Any, Plan] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -65,7 +70,8 @@ class Choices:
     def step(self, moments: Sequence[Moment] = (), calls: Sequence[int] | None = None) -> Step:
         """The step with these moments. calls : how often each unit is called; None: once."""
         figures = [[w.figures for w in found] for found in self.ways]
-        return Step(figures, [1] * len(self.units) if calls is None else calls, moments, self.within)
+        counts = [1] * len(self.units) if calls is None else calls
+        return Step(figures, counts, moments, self.within, self.options.host_bytes)
 
     def measured_step(self, model: nn.Module, now: Between) -> Step:
         """The measured step, but with every unit called: one that it left out beside the unit before it."""
@@ -94,6 +100,16 @@ class Choices:
         is_open = [u.trace is None and self.compile is None for u in self.units]
         return tuple(OPEN if o else smallest(w) for o, w in zip(is_open, self.ways, strict=True))
 
+    @property
+    def staying(self) -> Choices:
+        """The choices of the ways that copy nothing to the host."""
+        return replace(self, ways=[[w for w in found if w.offloaded is None] for found in self.ways])
+
+    @property
+    def copies(self) -> bool:
+        """Whether some way copies to the host."""
+        return any(w.offloaded is not None for found in self.ways for w in found)
+
     def min_cut(self) -> tuple[int, ...]:
         """Every part compiled as it is, where parts are compiled: their first way."""
         return tuple(0 for _ in self.units)
@@ -111,13 +127,21 @@ class Choices:
             used += numbers
             if first.trace is None:
                 parts.append(
-                    Part(first.path, again=way.again, rule=way.rule, compiled=self._as_compiled(numbers[0], way))
+                    Part(
+                        first.path,
+                        again=way.again,
+                        rule=way.rule,
+                        compiled=self._as_compiled(numbers[0], way),
+                        offloaded=way.offloaded,
+                        calls=max(first.calls, 1),
+                    )  # fmt: skip
                 )
                 continue
             # One line for a new shape is enough where many parts are equal.
             quiet = first.trace.graph.hash in seen
             seen.add(first.trace.graph.hash)
-            parts.append(Part(first.path, tuple(self.plan(u, chosen[u], quiet) for u in numbers)))
+            plans = tuple(self.plan(u, chosen[u], quiet) for u in numbers)
+            parts.append(Part(first.path, plans, offloaded=way.offloaded, calls=max(first.calls, 1)))
         return parts, used
 
     def _as_compiled(self, unit: int, way: Way) -> CompiledPart | None:
@@ -125,23 +149,40 @@ class Choices:
             return None
         f, plain = way.figures, self.ways[unit][0].figures
         u = self.units[unit]
-        return CompiledPart(way.compiled.saves, f.held_bytes, plain.held_bytes, f.extra, max(u.calls, 1), u.kind)
+        return CompiledPart(
+            way.compiled.saves, f.held_bytes + f.away_bytes, plain.held_bytes, f.extra, max(u.calls, 1), u.kind
+        )
 
     @contextlib.contextmanager
     def applied(self, chosen: Chosen) -> Iterator[list[tuple[Forward, list[int], list[Unit]]]]:
         """Inside, the parts run by these ways. Gives (forward, numbers of its module's units, those units) for each module,
         open modules included."""
         step, forwards = self.step(), []
+        copying = self._copying(chosen)
         with contextlib.ExitStack() as stack:
             for numbers in self.by_module():
                 if not step.runs(numbers[0], chosen):
                     continue
-                module, forward = self.units[numbers[0]].module, self._forward(numbers, chosen)
+                module, forward = self.units[numbers[0]].module, self.forward(numbers, chosen)
+                forward.copies = copying.get(numbers[0])
                 stack.enter_context(forward_instead(module, forward))
                 if isinstance(forward, PartForward):
                     stack.enter_context(forward.silent())
                 forwards.append((forward, numbers, [self.units[u] for u in numbers]))
             yield forwards
+
+    def _copying(self, chosen: Chosen) -> dict[int, PartCopies]:
+        """What copies for each unit; {} where none copies. The blocks of host memory are there."""
+        ways = [found[c] for found, c in zip(self.ways, chosen, strict=True)]
+        blocks = [
+            w.offloaded.bytes for i, w in enumerate(ways) if w.offloaded is not None and self.step().runs(i, chosen)
+            for _ in range(max(self.units[i].calls, 1))
+        ]  # fmt: skip
+        if not blocks:
+            return {}
+        order, most = CallOrder(), self.options.host_budget
+        pool_of(self.device).reserve(blocks, most)
+        return {i: PartCopies(w.offloaded, order, most) for i, w in enumerate(ways)}
 
     def by_module(self) -> list[list[int]]:
         """The numbers of the units of each module."""
@@ -154,14 +195,15 @@ class Choices:
         """The plan of a unit for one of its ways. quiet : plans for other shapes are made without a line on stderr."""
         u = self.units[unit]
         assert u.trace is not None
-        key = id(u.trace), way, quiet  # equal units share their trace and their ways
+        key = id(u.trace), self.ways[unit][way].schedule, quiet  # equal units share their trace
         if key not in self._known:
             options = replace(self.options, progress=False) if quiet else self.options
             made = as_part_plan(u.trace.graph, self.ways[unit][way], options, stages.finish(u.trace.lowered))
             self._known[key] = replace(made, trace=u.trace)
         return self._known[key]
 
-    def _forward(self, numbers: Sequence[int], chosen: Chosen) -> Forward:
+    def forward(self, numbers: Sequence[int], chosen: Chosen) -> Forward:
+        """The forward of a module with these units."""
         module = self.units[numbers[0]].module
         if self.units[numbers[0]].trace is None:
             way = self.ways[numbers[0]][chosen[numbers[0]]]
@@ -182,5 +224,6 @@ def _around(unit: Unit, units: Sequence[Unit]) -> int | None:
 
 
 def smallest(found: Sequence[Way]) -> int:
-    """The way that holds least from forward to backward; among equal ways, one of the lowest peak."""
-    return min(range(len(found)), key=lambda i: (found[i].figures.held_bytes, found[i].figures.backward_bytes))
+    """The way that holds least from forward to backward and copies nothing; among equal ways, one of the lowest peak."""
+    staying = [i for i, w in enumerate(found) if w.offloaded is None]
+    return min(staying, key=lambda i: (found[i].figures.held_bytes, found[i].figures.backward_bytes))

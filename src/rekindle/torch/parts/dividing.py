@@ -15,12 +15,15 @@ from torch import nn
 from ...ask import LeastMemory, PlanOptions, TraceOptions
 from ...compiling import CompileOptions
 from ...errors import InfeasibleBudget, ParityError, RekindleError, TraceError, UsageError
+from ...model.graph import Link
 from ...model.resident import HoldsResident
 from ...parts.division import OPEN, Division, Step, divide, offer
 from ...parts.plan import PartsPlan
+from ...saying import notices
 from ...saying.progress import announce
 from ...saying.shares import EPS
 from ..compiled.compiled_forward import CompiledForward
+from ..costs.link import link_of
 from ..costs.optimizers import not_counted, state_bytes
 from ..costs.resident import resident_bytes
 from ..measure.caches import without_caches
@@ -38,6 +41,7 @@ from . import words
 from .between import Between, Watched, between
 from .choices import Choices, Chosen
 from .compiled_search import reference, rounded
+from .copied_ways import with_copied_ways
 from .words import Covered, covered
 
 # All are guesses.
@@ -131,6 +135,9 @@ class Dividing(HoldsResident):
             if not self.choices.units:
                 raise words.nothing(self.found.plain, self.request.error)
             before = self._measure(self.choices.least())
+        if (link := self._link()) is not None:
+            with without_caches(self.model, self.choices.keeps_caches):
+                self.choices = with_copied_ways(self.choices, before, link, self.s.device)
         step = self.choices.measured_step(self.model, before)
         if self.eager is not None:
             left_out = 0 in before.calls and self.choices.compile is None
@@ -143,6 +150,17 @@ class Dividing(HoldsResident):
             self.goal = LeastMemory()
             answer = self._divide(before, step)
         return self._as_plan(before, step, answer, begin)
+
+    def _link(self) -> Link | None:
+        """The link to the host, where values may be copied to it; None: they may not."""
+        asked, here = self.options.offload, self.s.device.type == "cpu"
+        if asked is True and self.s.fake is not None:
+            notices.warn(
+                f"{class_name(self.model)} is made of fake tensors: its parts copy nothing to the host, since what they save "
+                "is measured. Plan it on its device"
+            )
+        none = not asked or asked == "auto" and here or self.s.fake is not None
+        return None if none else link_of(self.s.device, None, False)
 
     # -- measured steps ----------------------------------------------------------------------------------------------
     def _run_plain(self) -> None:

@@ -71,6 +71,8 @@ def verify(
     found = own.plan if plan is None and own is not None else plan
     if found is None or found.kind == "step":
         return check_step(model, sample, found, loss=loss, count_flops=count_flops)
+    if plan is None and own is not None:
+        own.have_copies(model)
     put = contextlib.nullcontext() if plan is None else _instead(model, found)
     if count_flops and found.captured.compile is not None:
         raise UsageError("count_flops=True: the FLOPs of compiled parts cannot be counted; leave it out")

@@ -11,6 +11,7 @@ from torch import nn
 
 from ...errors import PlanMismatch, RekindleError
 from ...model.plan import Plan
+from ..offload.away import pool_of
 from ..private import is_fake
 from ..rewrite.rewritten import as_planned, proven_here
 from ..situation.guards import Guards
@@ -20,7 +21,6 @@ from ..situation.recorded_ops import Question
 from ..tensors import tree
 from ..tensors.sharded import own_class
 from ..trace import Trace
-from .away import pool_of
 from .execute import Runner
 from .program import build
 from .second import PlainAgain, Second
@@ -67,7 +67,7 @@ class BoundPlan:
             traced = proven_here(traced, plan)
         self.runner = Runner(traced.lowered, build(traced.lowered, plan.schedule), plan.options.host_budget)
         if (host := self.runner.program.host_bytes) and not any(map(is_fake, [*model.parameters(), *model.buffers()])):
-            pool_of(self.runner.device).reserve(host, plan.options.host_budget)
+            pool_of(self.runner.device).reserve([host], plan.options.host_budget)
         self._again = PlainAgain(model, traced, self.runner.given)
         self.plan, self.trace = plan, traced
         self.turn = self.uses = 0

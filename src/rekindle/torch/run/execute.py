@@ -22,11 +22,11 @@ from ...errors import RekindleError
 from ..capture.captured import Captured
 from ..lowering.gradient_additions import additions, casts
 from ..lowering.lowered import Lowered
+from ..offload.away import Away
 from ..operators.node_tensors import overlap
 from ..private import backward_keeps_graph, backward_number, disable_autocast, stand_for_many, will_run
 from ..situation.surroundings import shares_casts
 from .anomaly import NamesNaN
-from .away import Away
 from .halves import saved_by_eager
 from .program import Program
 from .results import no_views

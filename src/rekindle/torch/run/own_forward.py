@@ -14,8 +14,10 @@ from typing import Any, TypeVar
 from torch import nn
 
 from ...errors import RekindleError
+from ..offload.part_copies import PartCopies
 
 Self = TypeVar("Self", bound="InPlaceOfForward")
+Switched = TypeVar("Switched", bound="SwitchedForward")
 
 
 class InPlaceOfForward:
@@ -79,11 +81,21 @@ class InPlaceOfForward:
 
 
 class SwitchedForward(InPlaceOfForward):
-    """Runs the module's own forward while it is switched off. is_off : whether it is."""
+    """Runs the module's own forward while it is switched off. is_off : whether it is.
+
+    copies : copies what the module's calls save to the host; None: nobody copies.
+    """
+
+    copies: PartCopies | None = None
 
     def __init__(self, model: nn.Module):
         super().__init__(model)
         self.is_off = False
+
+    def __deepcopy__(self: Switched, memo: dict[int, Any]) -> Switched:
+        copied = super().__deepcopy__(memo)
+        copied.copies = None  # they go with the order of the first model's calls
+        return copied
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:

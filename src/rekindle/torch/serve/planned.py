@@ -121,7 +121,11 @@ class PlannedForward(SwitchedForward):
             found = self._bound_for(model, plain, args, kwargs)
             if found is not None:
                 share_memory = [p for ref in self.share_memory if (p := ref()) is not None]
-                result = found[0](model, found[1], self, share_memory)
+                if self.copies is None:
+                    result = found[0](model, found[1], self, share_memory)
+                else:
+                    run = functools.partial(found[0], model, found[1], self, share_memory)
+                    result = self.copies.run(model, (args, kwargs), run)
                 if found[0].had_gradient is not None:
                     self._say_of_gradients(model, found[0])
                 return result

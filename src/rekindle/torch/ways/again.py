@@ -60,7 +60,9 @@ class AgainForward(SwitchedForward):
             return self.plain(*args, **kwargs)
         assert model is not None
         how: dict[str, Any] = {} if self.rule is None else {"context_fn": functools.partial(contexts, self.rule)}
-        return checkpoint(_Rerun(model, self.plain, self.keeps_caches), *args, use_reentrant=False, **how, **kwargs)
+        again = _Rerun(model, self.plain, self.keeps_caches)
+        run = functools.partial(checkpoint, again, *args, use_reentrant=False, **how, **kwargs)
+        return run() if self.copies is None else self.copies.run(model, (args, kwargs), run)
 
 
 class _Rerun:

@@ -33,6 +33,7 @@ from .finding import Unit
 log = logging.getLogger("rekindle")
 FORMAT = "rekindle.ways/1"
 MOST_BYTES = 2**20
+FIGURES = 5  # of a way that copies nothing
 T = TypeVar("T")
 
 
@@ -77,7 +78,11 @@ def keep(path: Path | None, measured: Measured) -> None:
     if path is None:
         return
     rows: list[dict[str, Any]] = [
-        {"saves": None if w.compiled is None else w.compiled.saves, "figures": astuple(w.figures), "exact": w.is_exact}
+        {
+            "saves": None if w.compiled is None else w.compiled.saves,
+            "figures": astuple(w.figures)[:FIGURES],
+            "exact": w.is_exact,
+        }
         for w in measured.ways
     ]
     write(path, {"format": FORMAT, "ways": rows, "wrong": [*measured.wrong], "eager_seconds": measured.eager_seconds})
@@ -114,7 +119,7 @@ def write(path: Path, doc: dict[str, Any]) -> None:
 
 def _way(r: formats.Reader) -> Way:
     figures = r.items("figures")
-    if len(figures) != 5 or not all(isinstance(x, int | float) and 0 <= x < 2**62 for x in figures):
+    if len(figures) != FIGURES or not all(isinstance(x, int | float) and 0 <= x < 2**62 for x in figures):
         raise FormatError(f"{r.where} has no figures of a way")
     held, forward, backward, extra, plain = figures
     saves = None if r.doc.get("saves") is None else r.text("saves")

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
 from ...parts.ways import Figures
 from ..compiled.stage import Stage
 from ..measure.as_before import as_before
 from ..measure.memory import Levels
+from ..offload.part_copies import SavedSizes, storages_of
 from ..run.sample import copies, owned
 from ..tensors import tree
 from ..tensors.op_tensors import storage_of
 from .finding import Unit
+
+FORWARDS = 3  # that are timed; a guess
 
 
 class TrialSteps:
@@ -54,6 +59,28 @@ class TrialSteps:
         levels.measure(lambda: step(between))
         before, after = levels.found
         return Figures(max(0, before.level - out_bytes), before.peak, max(0, after.peak - out_bytes), 0.0)
+
+    def saved(self, forward: Callable[..., Any]) -> list[tuple[int, int | None]]:
+        """What a forward of the part saves beside its parameters: (bytes, number of the input whose storage it is; None: of
+        none), of each storage, in the order in which it is saved."""
+        noted = SavedSizes(storages_of((*self.module.parameters(), *self.module.buffers())))
+        given = {k: i for i, t in enumerate(tree.tensors_in((self.args, self.kwargs))) for k in storages_of([t])}
+        with saved_tensors_hooks(noted.pack, noted.unpack):
+            result = forward(*self.args, **self.kwargs)
+        del result
+        return [(size, given.get(storage)) for size, storage in noted.found]
+
+    def forward_seconds(self, forward: Callable[..., Any]) -> float:
+        """Seconds of the fastest of a few forwards."""
+        taken = []
+        for _ in range(FORWARDS):
+            self.wait()
+            begin = time.perf_counter()
+            result = forward(*self.args, **self.kwargs)
+            self.wait()
+            taken.append(time.perf_counter() - begin)
+            del result
+        return min(taken)
 
     def _bytes_made(self, result: Any) -> int:
         """Bytes of the storages in a result of the part that are none of its inputs'."""

@@ -13,6 +13,7 @@ import math
 import os
 import threading
 import weakref
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -144,14 +145,20 @@ class HostPool:
         self._idle: list[Block] = []
         self._total = 0
 
-    def reserve(self, size: int, most: int | None) -> None:
-        """Have a block of so many bytes, before a step needs it. most : bytes of all blocks together.
+    def reserve(self, sizes: Iterable[int], most: int | None) -> None:
+        """Have blocks of so many bytes, before a step needs them. most : bytes of all blocks together.
 
         Raises
         ------
         RekindleError : the host does not have so much memory.
         """
-        self.give(self._take(size, most))
+        taken: list[Block] = []
+        try:
+            for size in sorted(sizes, reverse=True):
+                taken.append(self._take(size, most))
+        finally:
+            for block in taken:
+                self.give(block)
 
     def take(self, size: int, most: int | None) -> Block | None:
         """A block of at least so many bytes; None: the host has no more room, which is said once."""
