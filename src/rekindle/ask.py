@@ -9,7 +9,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -185,6 +185,11 @@ class PlanOptions:
     offload: bool | str = False
     host_budget: int | None = None
     progress: Progress = field(default=None, compare=False, repr=False)
+
+    @property
+    def staying(self) -> PlanOptions:
+        """The same options of a search that copies nothing to the host."""
+        return replace(self, offload=False, host_budget=None)
 
     @property
     def host_bytes(self) -> float:

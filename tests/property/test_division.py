@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +17,8 @@ from rekindle.parts.ways import Figures
 
 @st.composite
 def steps(draw: st.DrawFn) -> Step:
-    """Steps of up to four parts, some inside of others, whose forwards and backwards come in order."""
+    """Steps of up to four parts, some inside of others, whose forwards and backwards come in order. Ways may copy bytes to the
+    host, inputs that others count among them, and the host may have little room."""
     count = draw(st.integers(1, 4))
     within = [draw(st.one_of(st.none(), st.sampled_from(range(p)))) if p else None for p in range(count)]
     size = st.integers(0, 40)
@@ -27,19 +30,24 @@ def steps(draw: st.DrawFn) -> Step:
         first = (
             Figures(0, 0, 0, 0) if p in within else Figures(draw(size), draw(size), draw(size), draw(st.integers(0, 3)))
         )
-        parts.append([first, *others])
+        copied = [
+            replace(f, held_bytes=f.held_bytes - n, away_bytes=n, extra=f.extra + 1)
+            for f in others if (n := draw(st.integers(0, 20)))
+        ]  # fmt: skip
+        parts.append([first, *others, *copied])
     moments = []
     for p in range(count):
-        held = tuple((q, "held") for q in range(p))
+        held = tuple((q, "near" if q == p - 1 else "held") for q in range(p))
         inside = tuple((q, draw(size)) for q in range(p + 1) if q in within)
         moments += [Moment(draw(size), (*held, (p, phase)), inside) for phase in ("forward", "backward")]
-    return Step(parts, [draw(st.integers(1, 2)) for _ in range(count)], moments, within)
+    host = draw(st.sampled_from([math.inf, 0, 15, 30]))
+    return Step(parts, [draw(st.integers(1, 2)) for _ in range(count)], moments, within, host)
 
 
 def every_choice(step: Step) -> list[tuple[int, float]]:
-    """(peak, extra cost) of each choice."""
+    """(peak, extra cost) of each choice that the host has room for."""
     choices = itertools.product(*(range(len(w)) for w in step.parts))
-    return [(step.peak(c), step.extra(c)) for c in choices]
+    return [(step.peak(c), step.extra(c)) for c in choices if step.fits_host(c)]
 
 
 @given(steps(), st.integers(0, 250))
@@ -49,6 +57,7 @@ def test_of_a_budget_no_choice_costs_less(step: Step, budget: int) -> None:
     assert (found is None) == (not fit)
     if found is not None:
         assert found.peak_bytes == step.peak(found.chosen) <= budget
+        assert step.fits_host(found.chosen)
         assert found.extra == step.extra(found.chosen) == pytest.approx(min(fit), rel=5e-3)
         assert found.bound <= min(fit) + 1e-6
 

@@ -97,7 +97,7 @@ def ways(graph: Graph, options: PlanOptions, finish: Finish | None = None, parts
     allowance.of_step(float(graph.weights("seconds").sum()))
     most = len(BETWEEN_SHARES)
     limit = None if options.time_limit is None else options.time_limit / most
-    anything = replace(options, goal=LeastMemory(), time_limit=limit)
+    anything = replace(options.staying, goal=LeastMemory(), time_limit=limit)
     schedules = [plain]
     for i, share in enumerate(BETWEEN_SHARES):
         other = _needing(graph, int(share * own_peak))
@@ -221,7 +221,7 @@ def as_part_plan(graph: Graph, way: Way, options: PlanOptions, finish: Finish | 
     scored, baseline = scorer.as_run(way.schedule), scorer.score(Schedule.baseline(graph))
     goal = MaxOverhead(max(0.0, scored.judged.overhead) + EPS)
     proven = Certificate(bounds.single_op(graph), False)
-    return as_plan(scorer, scored, baseline, replace(options, goal=goal, or_least=False), proven, 0.0)
+    return as_plan(scorer, scored, baseline, replace(options.staying, goal=goal, or_least=False), proven, 0.0)
 
 
 def _needing(graph: Graph, between: int) -> Graph:

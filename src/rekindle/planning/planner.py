@@ -137,7 +137,7 @@ def _offloaded(
     scorer, baseline, aim = request
     graph, host_bytes = scorer.graph, options.host_bytes
     most_s = None if options.time_limit is None else WITHOUT_COPIES_SHARE * options.time_limit
-    stays = replace(options, offload=False, host_budget=None, time_limit=most_s)
+    stays = replace(options.staying, time_limit=most_s)
     if graph.link is None:
         if options.offload is True:
             raise UsageError(

@@ -121,8 +121,6 @@ OPTIONS = [
     option("offload", 1, "offload=1"),
     option("offload", "always", "offload='always'.*auto"),
     option("host_budget", "1GiB", "host_budget=.*offload=True beside it"),
-    called("offload of parts", lambda m, x: plan_it(m, x, offload=True, parts=["first"]), "parts copy no values"),
-    called("offload, compiled", lambda m, x: plan_it(m, x, offload=True, compile=True), "plans parts, which copy none"),
     called("offload of FLOPs", lambda m, x: plan_it(m, x, offload=True, cost="flops"), "in seconds"),
     option("unused", None, "unused=None"),
     option("unused", [3], "unused="),
