@@ -4,9 +4,9 @@ python benchmarks/compiled_steps.py gpt2 llama vit resnet unet t5 --small      #
 
 Every method is a copy of one model with its own compiled code. Peaks are the allocator's, of a step whose results the loop
 holds, without what is held before it. The steps of all methods take turns; the fastest of --rounds counts. Rekindle is asked
-for the peak of each other compiled method, and for the least; for language models also for the least with unused logits. With
---small also half-way between compile's peak and its checkpoints', with all ways and with min-cut and inputs alone. One JSON row
-per method goes to results/DATE-compiled-steps.jsonl.
+for the peak of each other compiled method, and for the least; for the least and the peak of checkpoints also with copies to the
+host; for language models also for the least with unused logits. With --small also half-way between compile's peak and its
+checkpoints', with all ways and with min-cut and inputs alone. One JSON row per method goes to results/DATE-compiled-steps.jsonl.
 """
 
 from __future__ import annotations
@@ -124,10 +124,15 @@ def measure(name: str, device: str, small: bool, rounds: int) -> Iterator[Row]:
     least = planned("ours, least", model, given, autocast, budget=0.01, or_least=True, compile=True)
     methods.append(least)
     resident = least.model.forward.plan.resident_bytes  # type: ignore[union-attr]
+    copies = {"or_least": True, "compile": True, "offload": True}
+    methods.append(planned("ours, least, copied", model, given, autocast, budget=0.01, **copies))
     for like in held:
         if like.startswith("compile"):
             goal = {"budget": resident + held[like], "or_least": True, "compile": True}
             methods.append(planned(f"ours, at the peak of {like}", model, given, autocast, **goal))
+        if like == "compile, checkpoint per block":
+            goal = {"budget": resident + held[like], **copies}
+            methods.append(planned(f"ours, at the peak of {like}, copied", model, given, autocast, **goal))
     if "labels" in given:
         goal = {"budget": 0.01, "or_least": True, "compile": True, "unused": ["logits"]}
         methods.append(planned("ours, least, logits unused", model, given, autocast, **goal))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -116,4 +117,30 @@ def sharded_first(rank: int) -> Any:
     }
 
 
-SCENES = (data_parallel, accumulating, sharded, sharded_first)
+def copying() -> tuple[nn.Module, nn.Module, torch.Tensor]:
+    """The same model planned with copies to the host, and the same ways without copies."""
+    x = sample()
+    planned = rekindle.checkpoint(Net(), x, minimize="memory", offload=True, parts="blocks.*", **HOW)
+    plan, twin = planned.forward.plan, copy.deepcopy(planned)
+    assert len(plan.host_blocks) > 1
+    stays = replace(plan, parts=tuple(replace(p, offloaded=None) for p in plan.parts))
+    return planned, rekindle.apply(twin, stays), x
+
+
+def data_parallel_copying(rank: int) -> Any:
+    """DistributedDataParallel, with copies."""
+    planned, twin, x = copying()
+    return seen(DistributedDataParallel(planned), DistributedDataParallel(twin), x, ["copies"])
+
+
+def sharded_copying(rank: int) -> Any:
+    """fully_shard, with copies of what each block saves beside the parameters that come and go."""
+    planned, twin, x = copying()
+    for model in (planned, twin):
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+    return seen(planned, twin, x, ["copies"])
+
+
+SCENES = (data_parallel_copying, sharded_copying, data_parallel, accumulating, sharded, sharded_first)

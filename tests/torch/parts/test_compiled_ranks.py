@@ -31,6 +31,13 @@ def test_numbers_are_those_of_parts_compiled_without_a_plan(seen: list[dict[str,
 
 
 @sweep
+@pytest.mark.parametrize("scene", ["data_parallel_copying", "sharded_copying"])
+def test_copies_to_the_host_change_no_number(seen: list[dict[str, Any]], scene: str) -> None:
+    for found in (s[scene] for s in seen):
+        assert found == {"apart": 0.0, "ways": ["copies"]}
+
+
+@sweep
 def test_a_sharded_model_keeps_its_predicted_peak(seen: list[dict[str, Any]]) -> None:
     for found in (s["sharded_first"] for s in seen):
         assert found["fits"], found
