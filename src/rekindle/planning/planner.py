@@ -51,6 +51,7 @@ def plan_graph(
     plain_bytes: int | None = None,
     known: Known | None = None,
     interrupted: threading.Event | None = None,
+    proves: bool = True,
 ) -> Plan:
     """The best plan that the solver finds for the goal.
 
@@ -59,7 +60,8 @@ def plan_graph(
         results of forward until the step is over. None: only the judge's peak has to fit.
     plain_bytes : as in `Scorer`.
     known : a schedule for the same request, which is judged and certified in place of a search.
-    interrupted : as in `Problem`, where this search is part of another one.
+    interrupted : as in `Problem`, where this search is part of another one. proves : whether bounds are looked for; of an
+        effort that betters plans by its bounds they are in any case.
 
     Where an earlier search for the same is remembered on disk (see `remembered`), its schedule is taken the same way.
 
@@ -92,9 +94,12 @@ def plan_graph(
     else:
         best, smallest = _within_limit(solver, problem, scorer, options.goal, aim.limit)
     weights = graph.weights(options.cost)
+    thorough = solver.thorough and options.effort == "thorough"
+    if not (proves or thorough):
+        nothing = certify.Certificate(bounds.single_op(graph), False)
+        return as_plan(scorer, best, baseline, options, nothing, time.monotonic() - start)
     j = best.judged
     announce(options.progress, f"proving bounds for the plan of {format_bytes(j.peak_bytes)} at {percent(j.overhead)}")
-    thorough = solver.thorough and options.effort == "thorough"
     seconds = certify.seconds_for_bound(start, options.time_limit, thorough)
     bound = None if known is None else certify.proven_again(graph, weights, best, known.bound_bytes)
     if bound is None:
@@ -153,7 +158,7 @@ def _offloaded(
     else:
         plain, refused = None, None
         try:
-            plain = scorer.as_run(without(stays, interrupted=problem.interrupted).schedule)
+            plain = scorer.as_run(without(stays, interrupted=problem.interrupted, proves=False).schedule)
         except InfeasibleBudget as e:
             refused = e
         announce(options.progress, "looking for values that can be copied to the host")
