@@ -6,6 +6,7 @@ import copy
 import functools
 import gc
 import pickle
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -323,6 +324,27 @@ class Two(nn.Module):
 def run(offloaded: Offloaded, *calls: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
     order, module = CallOrder(), Two()
     return [PartCopies(offloaded, order).run(module, (), call) for call in calls]
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_memory_that_is_copied_outlives_its_graph(leaves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a copy reads memory that is gone, and storages at the same place are taken for each other."""
+    use(monkeypatch, LateEngine())
+    x, freed = torch.rand(1 << 16, requires_grad=True), list[Any]()
+
+    def drops() -> torch.Tensor:
+        first, second = (x * 2).exp(), (x * 3).exp()
+        freed.append(weakref.ref(first.untyped_storage()))
+        del first
+        return second
+
+    made = run(Offloaded(1 << 30), drops, *[x.sin] * leaves)
+    assert (freed[0]() is None) == leaves
+    sum(t.sum() for t in made).backward()  # type: ignore[union-attr]
+    del made
+    assert freed[0]() is None
+    wanted = 3 * (3 * x).exp() + leaves * x.cos()
+    assert torch.allclose(x.grad, wanted)  # type: ignore[arg-type]
 
 
 def test_a_write_after_the_save_is_the_error_that_autograd_has() -> None:

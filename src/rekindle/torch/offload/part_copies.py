@@ -128,12 +128,14 @@ class _Copy:
 
     left, there : the ends of the copies out and back; None: not begun. saved : tensors in it, until it leaves the device; weak,
     since autograd's graph holds them.
+    source : its bytes until they have left, or backward reads them first: the graph may be dropped while they are copied.
     whole : its bytes, from when they come back until each tensor was handed over once.
     """
 
     host: torch.Tensor
     left: Event
     saved: list[weakref.ref[Saved]]
+    source: torch.Tensor | None
     count: int = 0
     there: Event | None = None
     whole: torch.Tensor | None = None
@@ -172,7 +174,7 @@ class SavedCopies:
         self._room, self._most, self._stay = room, most, stay
         self._copies: dict[
             int, _Copy
-        ] = {}  # storage -> its copy, while the storage is alive; then the copies alone count
+        ] = {}  # storage -> its copy, which holds it while the part's forward runs
         self._used = 0
         self._block: Block | None = None
         self._device = torch.device("cpu")
@@ -200,9 +202,11 @@ class SavedCopies:
                 "one of the variables needed for gradient computation has been modified by an inplace operation: a tensor "
                 f"{list(saved.look.shape)} that a part saves; a step without a plan says which"
             )
-        if saved.tensor is not None:
-            return saved.tensor
         copy, look = saved.copy, saved.look
+        if saved.tensor is not None:
+            if copy is not None:
+                self._let_go(copy)
+            return saved.tensor
         assert copy is not None
         with self._on_stream():
             self._fetch(copy)
@@ -219,14 +223,12 @@ class SavedCopies:
 
     def leave(self) -> None:
         """Let the memory go of what is copied, once it is."""
-        with self._on_stream():
-            for copy in self._copies.values():
-                if copy.saved:
-                    copy.left.wait()
-                for saved in [x for at in copy.saved if (x := at()) is not None]:
-                    saved.is_changed = saved.tensor is not None and saved.tensor._version != saved.version
-                    saved.tensor = None
-                copy.saved = []
+        for copy in self._copies.values():
+            self._let_go(copy)
+            for saved in [x for at in copy.saved if (x := at()) is not None]:
+                saved.is_changed = saved.tensor is not None and saved.tensor._version != saved.version
+                saved.tensor = None
+            copy.saved = []
 
     def fetch(self) -> None:
         """Begin to copy back what has left."""
@@ -257,8 +259,15 @@ class SavedCopies:
         host = self._block.memory[self._used : self._used + size]
         whole = torch.empty(0, dtype=torch.uint8, device=t.device).set_(storage)
         self._used += size
-        made = self._copies[key] = _Copy(host, engine_of(t.device).out(whole, host), [])
+        made = self._copies[key] = _Copy(host, engine_of(t.device).out(whole, host), [], whole)
         return made
+
+    def _let_go(self, copy: _Copy) -> None:
+        """Let the memory that is copied go, once it is."""
+        if copy.source is not None:
+            with self._on_stream():
+                copy.left.wait()
+            copy.source = None
 
     def _fetch(self, copy: _Copy) -> None:
         if copy.whole is None:
@@ -272,9 +281,10 @@ class SavedCopies:
         if self._process != os.getpid() or self._block is None:  # after a fork, its copies are the parent's
             return
         for copy in self._copies.values():  # what a copy uses must outlive it
-            for event in (copy.left, copy.there):
-                if event is not None and (copy.saved or copy.whole is not None):
-                    event.synchronize()
+            if copy.source is not None or self._last is None:
+                copy.left.synchronize()
+            if copy.there is not None:
+                copy.there.synchronize()
         pool_of(self._device).give(Block(self._block.memory, self._last))
 
 
