@@ -300,6 +300,21 @@ def test_a_host_without_the_memory_refuses_before_training(pair: Any, monkeypatc
     ours(x).backward()
 
 
+class Twice(Model):
+    def __init__(self) -> None:
+        super().__init__(blocks=2)
+        self.blocks.extend(self.blocks)
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_a_saved_plan_of_parts_that_are_called_twice_is_the_same(copies: bool, tmp_path: Any) -> None:
+    ours = rekindle.checkpoint(
+        Twice(), torch.rand(8, 24, 32), minimize="memory", offload=copies, progress=False, check=False
+    )
+    ours.forward.plan.save(tmp_path / "plan.json")
+    assert rekindle.load(tmp_path / "plan.json") == ours.forward.plan
+
+
 @pytest.mark.parametrize("share", [0.7, 0.4, 0.0])
 def test_a_plan_keeps_the_host_budget(share: float) -> None:
     plain, ours, x = planned("planned")
