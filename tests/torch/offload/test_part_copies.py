@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import os
 import pickle
 import weakref
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import rekindle
-from copy_engines import FailingEngine, LateEngine, ShuffledEngine, SlowEngine
+from copy_engines import FailingEngine, Late, LateEngine, ShuffledEngine, SlowEngine
 from pairs import both, equal_gradients
 from rekindle import RekindleError
 from rekindle.parts.plan import Offloaded
@@ -303,7 +304,7 @@ def test_a_host_without_the_memory_refuses_before_training(pair: Any, monkeypatc
 class Twice(Model):
     def __init__(self) -> None:
         super().__init__(blocks=2)
-        self.blocks.extend(self.blocks)
+        self.blocks.extend([*self.blocks])
 
 
 @pytest.mark.parametrize("copies", [True, False])
@@ -360,6 +361,19 @@ def test_memory_that_is_copied_outlives_its_graph(leaves: bool, monkeypatch: pyt
     assert freed[0]() is None
     wanted = 3 * (3 * x).exp() + leaves * x.cos()
     assert torch.allclose(x.grad, wanted)  # type: ignore[arg-type]
+
+
+def test_a_forked_process_waits_for_no_copy_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    order, module, x = CallOrder(), Two(), torch.rand(64, requires_grad=True)
+    copies = PartCopies(Offloaded(1 << 20), order)
+    use(monkeypatch, LateEngine())
+    monkeypatch.setattr(Late, "wait", lambda self: pytest.fail("it waits"))
+    kept = copies.run(module, (), x.sin)
+    monkeypatch.setattr(os, "getpid", lambda pid=os.getpid(): pid + 1)
+    copies.run(module, (), x.cos)
+    monkeypatch.undo()
+    kept.sum().backward()
+    assert torch.equal(x.grad, x.cos())  # type: ignore[arg-type]
 
 
 def test_a_write_after_the_save_is_the_error_that_autograd_has() -> None:

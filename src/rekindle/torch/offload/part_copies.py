@@ -223,6 +223,8 @@ class SavedCopies:
 
     def leave(self) -> None:
         """Let the memory go of what is copied, once it is."""
+        if self._process != os.getpid():  # after a fork, nobody here ends its copies
+            return
         for copy in self._copies.values():
             self._let_go(copy)
             for saved in [x for at in copy.saved if (x := at()) is not None]:
