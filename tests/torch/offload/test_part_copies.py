@@ -367,9 +367,9 @@ def test_a_forked_process_waits_for_no_copy_of_its_parent(monkeypatch: pytest.Mo
     order, module, x = CallOrder(), Two(), torch.rand(64, requires_grad=True)
     copies = PartCopies(Offloaded(1 << 20), order)
     use(monkeypatch, LateEngine())
-    monkeypatch.setattr(Late, "wait", lambda self: pytest.fail("it waits"))
     kept = copies.run(module, (), x.sin)
-    monkeypatch.setattr(os, "getpid", lambda pid=os.getpid(): pid + 1)
+    monkeypatch.setattr(Late, "wait", lambda self: pytest.fail("it waits"))
+    monkeypatch.setattr(os, "getpid", lambda: -1)
     copies.run(module, (), x.cos)
     monkeypatch.undo()
     kept.sum().backward()
@@ -420,6 +420,14 @@ def test_as_much_is_copied_as_there_is_room_for() -> None:
         assert torch.equal(back, t)
         assert back.stride() == t.stride()
     assert packed[0].copy.whole is None  # every tensor in it was handed over
+
+
+def test_a_tensor_of_another_device_than_the_model_stays_and_decides_nothing() -> None:
+    """A first argument on the CPU, such as lengths, would else leave all of a GPU's values there."""
+    t, noted = torch.rand(64), SavedSizes((), "cuda")
+    noted.pack(t)
+    assert not noted.found
+    assert SavedCopies(1 << 20, None, (), "cuda").pack(t).copy is None
 
 
 def test_sizes_count_each_storage_once_and_no_parameter() -> None:

@@ -68,11 +68,11 @@ class PartCopies:
             self.order.ended(None, result)
             return result
         given = tree.tensors_in(arguments)
-        stay = storages_of(
-            (*module.parameters(), *module.buffers(), *(t for t in given if isinstance(t, nn.Parameter)))
-        )
+        own = [*module.parameters(), *module.buffers(), *(t for t in given if isinstance(t, nn.Parameter))]
+        kind = "cuda" if any(t.is_cuda for t in (*own, *given)) else "cpu"
+        stay = storages_of(own)
         stay |= storages_of(given[i] for i in self.offloaded.stay if i < len(given))
-        copies = SavedCopies(self.offloaded.bytes, self.most, stay)
+        copies = SavedCopies(self.offloaded.bytes, self.most, stay, kind)
         with saved_tensors_hooks(copies.pack, copies.unpack):
             result = call()
         self.order.ended(copies, result)
@@ -92,10 +92,10 @@ def storages_of(tensors: Iterable[torch.Tensor]) -> set[int]:
     return {s._cdata for t in tensors if (s := storage_of(t)) is not None}
 
 
-def may_leave(t: torch.Tensor) -> bool:
-    """Whether a saved tensor is plain memory, which can be copied as bytes."""
+def may_leave(t: torch.Tensor, kind: str) -> bool:
+    """Whether a saved tensor is plain memory of a device of this kind, which can be copied as bytes."""
     return (
-        type(t) in (torch.Tensor, nn.Parameter) and t.layout is torch.strided and t.device.type in ("cuda", "cpu")
+        type(t) in (torch.Tensor, nn.Parameter) and t.layout is torch.strided and t.device.type == kind in ("cuda", "cpu")
         and not (is_fake(t) or t.is_conj() or t.is_neg()) and t.untyped_storage().nbytes() > 0
     )  # fmt: skip
 
@@ -104,16 +104,17 @@ def may_leave(t: torch.Tensor) -> bool:
 class SavedSizes:
     """Notes the storages that a forward saves, in the order in which it saves them. stay : storages that are not counted.
 
-    found : of each, (bytes, storage).
+    kind : type of the device. found : of each, (bytes, storage).
     """
 
     stay: Collection[int]
+    kind: str = "cpu"
     found: list[tuple[int, int]] = field(default_factory=list)
     _seen: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def pack(self, t: torch.Tensor) -> torch.Tensor:
         t = t.detach()
-        if may_leave(t) and (key := t.untyped_storage()._cdata) not in self._seen and key not in self.stay:
+        if may_leave(t, self.kind) and (key := t.untyped_storage()._cdata) not in self._seen and key not in self.stay:
             self._seen[key] = t
             self.found.append((t.untyped_storage().nbytes(), key))
         return t
@@ -167,14 +168,12 @@ class Look(NamedTuple):
 class SavedCopies:
     """What one call of a part saves, of which as much is copied to the host as there is room for.
 
-    room : bytes. most : as of `PartCopies`. stay : storages that others hold in any case.
+    room : bytes. most : as of `PartCopies`. stay : storages that others hold in any case. kind : type of the device.
     """
 
-    def __init__(self, room: int, most: int | None, stay: Collection[int]):
-        self._room, self._most, self._stay = room, most, stay
-        self._copies: dict[
-            int, _Copy
-        ] = {}  # storage -> its copy, which holds it while the part's forward runs
+    def __init__(self, room: int, most: int | None, stay: Collection[int], kind: str = "cpu"):
+        self._room, self._most, self._stay, self._kind = room, most, stay, kind
+        self._copies: dict[int, _Copy] = {}  # storage -> its copy, which holds it while the part's forward runs
         self._used = 0
         self._block: Block | None = None
         self._device = torch.device("cpu")
@@ -185,7 +184,7 @@ class SavedCopies:
     def pack(self, t: torch.Tensor) -> Saved:
         """Begin to copy a tensor that autograd saves, with its storage."""
         t = t.detach()
-        copy = self._copy(t) if may_leave(t) else None
+        copy = self._copy(t) if may_leave(t, self._kind) else None
         look = Look(t.dtype, int(t.storage_offset()), t.shape, t.stride()) if copy is not None else _NO_LOOK
         made = Saved(self, copy, t, t._version, look, 0 if copy is None else copy.count)
         if copy is not None:
