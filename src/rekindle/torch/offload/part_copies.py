@@ -137,6 +137,7 @@ class _Copy:
     left: Event
     saved: list[weakref.ref[Saved]]
     source: torch.Tensor | None
+    stream: Any  # on which it was saved; memory is freed for later ops of this one
     count: int = 0
     there: Event | None = None
     whole: torch.Tensor | None = None
@@ -177,7 +178,6 @@ class SavedCopies:
         self._used = 0
         self._block: Block | None = None
         self._device = torch.device("cpu")
-        self._stream: Any = None  # on which the part runs; memory is freed for later ops of this one
         self._last: Event | None = None
         self._process = os.getpid()
 
@@ -207,13 +207,15 @@ class SavedCopies:
                 self._let_go(copy)
             return saved.tensor
         assert copy is not None
-        with self._on_stream():
+        with _on(copy.stream):
             self._fetch(copy)
             assert copy.there is not None
             assert copy.whole is not None
-            copy.there.wait()
             made = torch.empty(0, dtype=look.dtype, device=self._device)
             made.set_(copy.whole.untyped_storage(), look.offset, look.shape, look.strides)
+        copy.there.wait()
+        if copy.stream is not None and (now := torch.cuda.current_stream(self._device)) != copy.stream:
+            made.record_stream(now)  # the op that reads it runs on another stream
         copy.handed_over.add(saved.number)
         if len(copy.handed_over) == copy.count:
             copy.whole, copy.there = None, None
@@ -233,9 +235,9 @@ class SavedCopies:
 
     def fetch(self) -> None:
         """Begin to copy back what has left."""
-        with self._on_stream():
-            for copy in self._copies.values():
-                if not copy.saved:
+        for copy in self._copies.values():
+            if not copy.saved:
+                with _on(copy.stream):
                     self._fetch(copy)
 
     def _copy(self, t: torch.Tensor) -> _Copy | None:
@@ -248,7 +250,6 @@ class SavedCopies:
             return None
         if self._block is None:
             self._device = t.device
-            self._stream = torch.cuda.current_stream(t.device) if t.is_cuda else None
             self._block = pool_of(t.device).take(self._room, self._most)
             if self._block is None:
                 self._room = 0
@@ -260,13 +261,14 @@ class SavedCopies:
         host = self._block.memory[self._used : self._used + size]
         whole = torch.empty(0, dtype=torch.uint8, device=t.device).set_(storage)
         self._used += size
-        made = self._copies[key] = _Copy(host, engine_of(t.device).out(whole, host), [], whole)
+        stream = torch.cuda.current_stream(t.device) if t.is_cuda else None
+        made = self._copies[key] = _Copy(host, engine_of(t.device).out(whole, host), [], whole, stream)
         return made
 
     def _let_go(self, copy: _Copy) -> None:
         """Let the memory that is copied go, once it is."""
         if copy.source is not None:
-            with self._on_stream():
+            with _on(copy.stream):
                 copy.left.wait()
             copy.source = None
 
@@ -274,9 +276,6 @@ class SavedCopies:
         if copy.whole is None:
             copy.whole = torch.empty(copy.host.nbytes, dtype=torch.uint8, device=self._device)
             self._last = copy.there = engine_of(self._device).back(copy.host, copy.whole, copy.left)
-
-    def _on_stream(self) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def __del__(self) -> None:
         if self._process != os.getpid() or self._block is None:  # after a fork, its copies are the parent's
@@ -287,6 +286,10 @@ class SavedCopies:
             if copy.there is not None:
                 copy.there.synchronize()
         pool_of(self._device).give(Block(self._block.memory, self._last))
+
+
+def _on(stream: Any) -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext() if stream is None else torch.cuda.stream(stream)
 
 
 _NO_LOOK = Look(torch.uint8, 0, torch.Size(), ())
