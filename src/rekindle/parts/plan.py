@@ -85,7 +85,8 @@ class Part:
     plans : one for each kind of call in a step; the first is of the first call.
     again : it cannot be captured; its forward runs again in backward, from its inputs, and it has no plans. rule : results that
         it saves besides; None: none. compiled : how torch.compile runs it, without a plan; None: it does not.
-    offloaded : what is copied to the host of what each of its calls saves; None: nothing. calls : in a step.
+    offloaded : what is copied to the host of what each of its calls saves; None: nothing. calls : of a part that copies, in a
+        step.
     """
 
     path: str

@@ -304,3 +304,10 @@ def test_a_result_that_the_caller_may_hold_is_not_copied() -> None:
     schedule = rekindle.Schedule((*plain.steps[:at], rekindle.Offload(result), *plain.steps[at:]), graph.hash)
     with pytest.raises(RekindleError, match="which the caller may hold"):
         build(trace.lowered, schedule)
+
+
+def test_larger_blocks_of_another_plan_do_not_take_the_room() -> None:
+    pool = HostPool(torch.device("cpu"))
+    pool.reserve([30, 30], 60)
+    pool.reserve([20, 20, 20], 60)
+    assert sorted(b.memory.nbytes for b in pool._idle) == [20, 20, 20]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import os
 import pickle
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import rekindle
-from copy_engines import FailingEngine, LateEngine, ShuffledEngine, SlowEngine
+from copy_engines import FailingEngine, Late, LateEngine, ShuffledEngine, SlowEngine
 from pairs import both, equal_gradients
 from rekindle import RekindleError
 from rekindle.parts.plan import Offloaded
@@ -299,6 +301,21 @@ def test_a_host_without_the_memory_refuses_before_training(pair: Any, monkeypatc
     ours(x).backward()
 
 
+class Twice(Model):
+    def __init__(self) -> None:
+        super().__init__(blocks=2)
+        self.blocks.extend([*self.blocks])
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_a_saved_plan_of_parts_that_are_called_twice_is_the_same(copies: bool, tmp_path: Any) -> None:
+    ours = rekindle.checkpoint(
+        Twice(), torch.rand(8, 24, 32), minimize="memory", offload=copies, progress=False, check=False
+    )
+    ours.forward.plan.save(tmp_path / "plan.json")
+    assert rekindle.load(tmp_path / "plan.json") == ours.forward.plan
+
+
 @pytest.mark.parametrize("share", [0.7, 0.4, 0.0])
 def test_a_plan_keeps_the_host_budget(share: float) -> None:
     plain, ours, x = planned("planned")
@@ -323,6 +340,40 @@ class Two(nn.Module):
 def run(offloaded: Offloaded, *calls: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
     order, module = CallOrder(), Two()
     return [PartCopies(offloaded, order).run(module, (), call) for call in calls]
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_memory_that_is_copied_outlives_its_graph(leaves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a copy reads memory that is gone, and storages at the same place are taken for each other."""
+    use(monkeypatch, LateEngine())
+    x, freed = torch.rand(1 << 16, requires_grad=True), list[Any]()
+
+    def drops() -> torch.Tensor:
+        first, second = (x * 2).exp(), (x * 3).exp()
+        freed.append(weakref.ref(first.untyped_storage()))
+        del first
+        return second
+
+    made = run(Offloaded(1 << 30), drops, *[x.sin] * leaves)
+    assert (freed[0]() is None) == leaves
+    sum(t.sum() for t in made).backward()  # type: ignore[union-attr]
+    del made
+    assert freed[0]() is None
+    wanted = 3 * (3 * x).exp() + leaves * x.cos()
+    assert torch.allclose(x.grad, wanted)  # type: ignore[arg-type]
+
+
+def test_a_forked_process_waits_for_no_copy_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    order, module, x = CallOrder(), Two(), torch.rand(64, requires_grad=True)
+    copies = PartCopies(Offloaded(1 << 20), order)
+    use(monkeypatch, LateEngine())
+    kept = copies.run(module, (), x.sin)
+    monkeypatch.setattr(Late, "wait", lambda self: pytest.fail("it waits"))
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    copies.run(module, (), x.cos)
+    monkeypatch.undo()
+    kept.sum().backward()
+    assert torch.equal(x.grad, x.cos())  # type: ignore[arg-type]
 
 
 def test_a_write_after_the_save_is_the_error_that_autograd_has() -> None:
@@ -369,6 +420,14 @@ def test_as_much_is_copied_as_there_is_room_for() -> None:
         assert torch.equal(back, t)
         assert back.stride() == t.stride()
     assert packed[0].copy.whole is None  # every tensor in it was handed over
+
+
+def test_a_tensor_of_another_device_than_the_model_stays_and_decides_nothing() -> None:
+    """A first argument on the CPU, such as lengths, would else leave all of a GPU's values there."""
+    t, noted = torch.rand(64), SavedSizes((), "cuda")
+    noted.pack(t)
+    assert not noted.found
+    assert SavedCopies(1 << 20, None, (), "cuda").pack(t).copy is None
 
 
 def test_sizes_count_each_storage_once_and_no_parameter() -> None:

@@ -152,9 +152,18 @@ class HostPool:
         ------
         RekindleError : the host does not have so much memory.
         """
+        wanted = sorted(sizes, reverse=True)
+        try:
+            self._reserve(wanted, most)
+        except RekindleError:  # blocks of another plan may serve for smaller ones, and take the room
+            with self._lock:
+                self._drop_idle()
+            self._reserve(wanted, most)
+
+    def _reserve(self, sizes: Iterable[int], most: int | None) -> None:
         taken: list[Block] = []
         try:
-            for size in sorted(sizes, reverse=True):
+            for size in sizes:
                 taken.append(self._take(size, most))
         finally:
             for block in taken:
@@ -179,11 +188,7 @@ class HostPool:
             fits = [i for i, b in enumerate(self._idle) if b.memory.nbytes >= size]
             if fits:
                 return self._idle.pop(min(fits, key=lambda i: self._idle[i].memory.nbytes))
-            while self._idle:  # too small, and the new block serves in its place
-                memory, last = self._idle.pop()
-                if last is not None:
-                    last.synchronize()
-                self._total -= memory.nbytes
+            self._drop_idle()  # too small, and the new block serves in its place
             free = (1 - LEFT_TO_HOST_SHARE) * free_memory()
             left = min(free, (math.inf if most is None else most) - self._total)
             if size > left:
@@ -194,6 +199,13 @@ class HostPool:
             made = Block(self._made(size))
             self._total += size
             return made
+
+    def _drop_idle(self) -> None:
+        while self._idle:
+            memory, last = self._idle.pop()
+            if last is not None:
+                last.synchronize()
+            self._total -= memory.nbytes
 
     def _made(self, size: int) -> torch.Tensor:
         """A block, pinned for a GPU. (PyTorch's own allocator of pinned memory takes the next power of two.)"""

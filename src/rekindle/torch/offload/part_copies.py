@@ -68,11 +68,11 @@ class PartCopies:
             self.order.ended(None, result)
             return result
         given = tree.tensors_in(arguments)
-        stay = storages_of(
-            (*module.parameters(), *module.buffers(), *(t for t in given if isinstance(t, nn.Parameter)))
-        )
+        own = [*module.parameters(), *module.buffers(), *(t for t in given if isinstance(t, nn.Parameter))]
+        kind = "cuda" if any(t.is_cuda for t in (*own, *given)) else "cpu"
+        stay = storages_of(own)
         stay |= storages_of(given[i] for i in self.offloaded.stay if i < len(given))
-        copies = SavedCopies(self.offloaded.bytes, self.most, stay)
+        copies = SavedCopies(self.offloaded.bytes, self.most, stay, kind)
         with saved_tensors_hooks(copies.pack, copies.unpack):
             result = call()
         self.order.ended(copies, result)
@@ -92,10 +92,10 @@ def storages_of(tensors: Iterable[torch.Tensor]) -> set[int]:
     return {s._cdata for t in tensors if (s := storage_of(t)) is not None}
 
 
-def may_leave(t: torch.Tensor) -> bool:
-    """Whether a saved tensor is plain memory, which can be copied as bytes."""
+def may_leave(t: torch.Tensor, kind: str) -> bool:
+    """Whether a saved tensor is plain memory of a device of this kind, which can be copied as bytes."""
     return (
-        type(t) in (torch.Tensor, nn.Parameter) and t.layout is torch.strided and t.device.type in ("cuda", "cpu")
+        type(t) in (torch.Tensor, nn.Parameter) and t.layout is torch.strided and t.device.type == kind in ("cuda", "cpu")
         and not (is_fake(t) or t.is_conj() or t.is_neg()) and t.untyped_storage().nbytes() > 0
     )  # fmt: skip
 
@@ -104,16 +104,17 @@ def may_leave(t: torch.Tensor) -> bool:
 class SavedSizes:
     """Notes the storages that a forward saves, in the order in which it saves them. stay : storages that are not counted.
 
-    found : of each, (bytes, storage).
+    kind : type of the device. found : of each, (bytes, storage).
     """
 
     stay: Collection[int]
+    kind: str = "cpu"
     found: list[tuple[int, int]] = field(default_factory=list)
     _seen: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def pack(self, t: torch.Tensor) -> torch.Tensor:
         t = t.detach()
-        if may_leave(t) and (key := t.untyped_storage()._cdata) not in self._seen and key not in self.stay:
+        if may_leave(t, self.kind) and (key := t.untyped_storage()._cdata) not in self._seen and key not in self.stay:
             self._seen[key] = t
             self.found.append((t.untyped_storage().nbytes(), key))
         return t
@@ -128,12 +129,15 @@ class _Copy:
 
     left, there : the ends of the copies out and back; None: not begun. saved : tensors in it, until it leaves the device; weak,
     since autograd's graph holds them.
+    source : its bytes until they have left, or backward reads them first: the graph may be dropped while they are copied.
     whole : its bytes, from when they come back until each tensor was handed over once.
     """
 
     host: torch.Tensor
     left: Event
     saved: list[weakref.ref[Saved]]
+    source: torch.Tensor | None
+    stream: Any  # on which it was saved; memory is freed for later ops of this one
     count: int = 0
     there: Event | None = None
     whole: torch.Tensor | None = None
@@ -165,25 +169,22 @@ class Look(NamedTuple):
 class SavedCopies:
     """What one call of a part saves, of which as much is copied to the host as there is room for.
 
-    room : bytes. most : as of `PartCopies`. stay : storages that others hold in any case.
+    room : bytes. most : as of `PartCopies`. stay : storages that others hold in any case. kind : type of the device.
     """
 
-    def __init__(self, room: int, most: int | None, stay: Collection[int]):
-        self._room, self._most, self._stay = room, most, stay
-        self._copies: dict[
-            int, _Copy
-        ] = {}  # storage -> its copy, while the storage is alive; then the copies alone count
+    def __init__(self, room: int, most: int | None, stay: Collection[int], kind: str = "cpu"):
+        self._room, self._most, self._stay, self._kind = room, most, stay, kind
+        self._copies: dict[int, _Copy] = {}  # storage -> its copy, which holds it while the part's forward runs
         self._used = 0
         self._block: Block | None = None
         self._device = torch.device("cpu")
-        self._stream: Any = None  # on which the part runs; memory is freed for later ops of this one
         self._last: Event | None = None
         self._process = os.getpid()
 
     def pack(self, t: torch.Tensor) -> Saved:
         """Begin to copy a tensor that autograd saves, with its storage."""
         t = t.detach()
-        copy = self._copy(t) if may_leave(t) else None
+        copy = self._copy(t) if may_leave(t, self._kind) else None
         look = Look(t.dtype, int(t.storage_offset()), t.shape, t.stride()) if copy is not None else _NO_LOOK
         made = Saved(self, copy, t, t._version, look, 0 if copy is None else copy.count)
         if copy is not None:
@@ -200,17 +201,21 @@ class SavedCopies:
                 "one of the variables needed for gradient computation has been modified by an inplace operation: a tensor "
                 f"{list(saved.look.shape)} that a part saves; a step without a plan says which"
             )
-        if saved.tensor is not None:
-            return saved.tensor
         copy, look = saved.copy, saved.look
+        if saved.tensor is not None:
+            if copy is not None:
+                self._let_go(copy)
+            return saved.tensor
         assert copy is not None
-        with self._on_stream():
+        with _on(copy.stream):
             self._fetch(copy)
             assert copy.there is not None
             assert copy.whole is not None
-            copy.there.wait()
             made = torch.empty(0, dtype=look.dtype, device=self._device)
             made.set_(copy.whole.untyped_storage(), look.offset, look.shape, look.strides)
+        copy.there.wait()
+        if copy.stream is not None and (now := torch.cuda.current_stream(self._device)) != copy.stream:
+            made.record_stream(now)  # the op that reads it runs on another stream
         copy.handed_over.add(saved.number)
         if len(copy.handed_over) == copy.count:
             copy.whole, copy.there = None, None
@@ -219,20 +224,20 @@ class SavedCopies:
 
     def leave(self) -> None:
         """Let the memory go of what is copied, once it is."""
-        with self._on_stream():
-            for copy in self._copies.values():
-                if copy.saved:
-                    copy.left.wait()
-                for saved in [x for at in copy.saved if (x := at()) is not None]:
-                    saved.is_changed = saved.tensor is not None and saved.tensor._version != saved.version
-                    saved.tensor = None
-                copy.saved = []
+        if self._process != os.getpid():  # after a fork, nobody here ends its copies
+            return
+        for copy in self._copies.values():
+            self._let_go(copy)
+            for saved in [x for at in copy.saved if (x := at()) is not None]:
+                saved.is_changed = saved.tensor is not None and saved.tensor._version != saved.version
+                saved.tensor = None
+            copy.saved = []
 
     def fetch(self) -> None:
         """Begin to copy back what has left."""
-        with self._on_stream():
-            for copy in self._copies.values():
-                if not copy.saved:
+        for copy in self._copies.values():
+            if not copy.saved:
+                with _on(copy.stream):
                     self._fetch(copy)
 
     def _copy(self, t: torch.Tensor) -> _Copy | None:
@@ -245,7 +250,6 @@ class SavedCopies:
             return None
         if self._block is None:
             self._device = t.device
-            self._stream = torch.cuda.current_stream(t.device) if t.is_cuda else None
             self._block = pool_of(t.device).take(self._room, self._most)
             if self._block is None:
                 self._room = 0
@@ -257,25 +261,35 @@ class SavedCopies:
         host = self._block.memory[self._used : self._used + size]
         whole = torch.empty(0, dtype=torch.uint8, device=t.device).set_(storage)
         self._used += size
-        made = self._copies[key] = _Copy(host, engine_of(t.device).out(whole, host), [])
+        stream = torch.cuda.current_stream(t.device) if t.is_cuda else None
+        made = self._copies[key] = _Copy(host, engine_of(t.device).out(whole, host), [], whole, stream)
         return made
+
+    def _let_go(self, copy: _Copy) -> None:
+        """Let the memory that is copied go, once it is."""
+        if copy.source is not None:
+            with _on(copy.stream):
+                copy.left.wait()
+            copy.source = None
 
     def _fetch(self, copy: _Copy) -> None:
         if copy.whole is None:
             copy.whole = torch.empty(copy.host.nbytes, dtype=torch.uint8, device=self._device)
             self._last = copy.there = engine_of(self._device).back(copy.host, copy.whole, copy.left)
 
-    def _on_stream(self) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
-
     def __del__(self) -> None:
         if self._process != os.getpid() or self._block is None:  # after a fork, its copies are the parent's
             return
         for copy in self._copies.values():  # what a copy uses must outlive it
-            for event in (copy.left, copy.there):
-                if event is not None and (copy.saved or copy.whole is not None):
-                    event.synchronize()
+            if copy.source is not None or self._last is None:
+                copy.left.synchronize()
+            if copy.there is not None:
+                copy.there.synchronize()
         pool_of(self._device).give(Block(self._block.memory, self._last))
+
+
+def _on(stream: Any) -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext() if stream is None else torch.cuda.stream(stream)
 
 
 _NO_LOOK = Look(torch.uint8, 0, torch.Size(), ())

@@ -125,23 +125,16 @@ class Choices:
             if not step.runs(numbers[0], chosen) or way.is_plain:
                 continue
             used += numbers
+            copied = way.offloaded, 1 if way.offloaded is None else max(first.calls, 1)
             if first.trace is None:
-                parts.append(
-                    Part(
-                        first.path,
-                        again=way.again,
-                        rule=way.rule,
-                        compiled=self._as_compiled(numbers[0], way),
-                        offloaded=way.offloaded,
-                        calls=max(first.calls, 1),
-                    )  # fmt: skip
-                )
+                compiled = self._as_compiled(numbers[0], way)
+                parts.append(Part(first.path, (), way.again, way.rule, compiled, *copied))
                 continue
             # One line for a new shape is enough where many parts are equal.
             quiet = first.trace.graph.hash in seen
             seen.add(first.trace.graph.hash)
             plans = tuple(self.plan(u, chosen[u], quiet) for u in numbers)
-            parts.append(Part(first.path, plans, offloaded=way.offloaded, calls=max(first.calls, 1)))
+            parts.append(Part(first.path, plans, False, None, None, *copied))
         return parts, used
 
     def _as_compiled(self, unit: int, way: Way) -> CompiledPart | None:

@@ -63,7 +63,7 @@ class TrialSteps:
     def saved(self, forward: Callable[..., Any]) -> list[tuple[int, int | None]]:
         """What a forward of the part saves beside its parameters: (bytes, number of the input whose storage it is; None: of
         none), of each storage, in the order in which it is saved."""
-        noted = SavedSizes(storages_of((*self.module.parameters(), *self.module.buffers())))
+        noted = SavedSizes(storages_of((*self.module.parameters(), *self.module.buffers())), self.device.type)
         given = {k: i for i, t in enumerate(tree.tensors_in((self.args, self.kwargs))) for k in storages_of([t])}
         with saved_tensors_hooks(noted.pack, noted.unpack):
             result = forward(*self.args, **self.kwargs)
