@@ -198,8 +198,9 @@ class _Program:
         unit = float(self.costs.max(initial=0)) or 1.0
         scale = max(1.0, float(budget))
         for tolerance in (0.0, TOLERANCE_SHARE, 100 * TOLERANCE_SHARE):
+            limits = room / scale - tolerance
             solved = self._solve(
-                self.costs / unit, self.rows / scale, room / scale - tolerance, COST_GAP_SHARE, self.slack / unit
+                self.costs / unit, self.rows / scale, limits, COST_GAP_SHARE, tolerance, self.slack / unit
             )
             if solved is None:
                 return self._exactly(budget)
@@ -220,7 +221,7 @@ class _Program:
         for tolerance in (0.0, TOLERANCE_SHARE, 100 * TOLERANCE_SHARE):
             if most_extra is not None:
                 limits[-1] = most_extra / unit - tolerance
-            solved = self._solve(np.append(np.zeros(self.count), 1.0), rows, limits, PEAK_GAP_SHARE)
+            solved = self._solve(np.append(np.zeros(self.count), 1.0), rows, limits, PEAK_GAP_SHARE, tolerance)
             if solved is None:
                 break
             chosen, bound = solved
@@ -256,11 +257,18 @@ class _Program:
         return Division(tuple(chosen), self.step.peak(chosen), self.step.extra(chosen), max(0.0, bound))
 
     def _solve(
-        self, costs: np.ndarray, rows: np.ndarray, limits: np.ndarray, gap: float, slack: float = 0.0
+        self,
+        costs: np.ndarray,
+        rows: np.ndarray,
+        limits: np.ndarray,
+        gap: float,
+        tolerance: float,
+        slack: float = 0.0,
     ) -> tuple[list[int], float] | None:
         """(the ways chosen, a lower bound on the objective); None: infeasible. A column after the ways is the peak.
 
         gap : part of the objective and of `slack` by which the answer may miss the best one.
+        tolerance : share of the host's bytes that is left free.
         """
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_matrix
@@ -284,7 +292,7 @@ class _Program:
         if self.away.sum() > step.host_bytes:
             row = np.append(self.away, np.zeros(width - self.count))
             scale = max(1.0, step.host_bytes)
-            constraints.append(LinearConstraint(csr_matrix(row / scale), -np.inf, step.host_bytes / scale))
+            constraints.append(LinearConstraint(csr_matrix(row / scale), -np.inf, step.host_bytes / scale - tolerance))
         for times in (1, LONGER_TIMES):
             found = milp(
                 np.append(costs, slack), integrality=whole, bounds=Bounds(low, top), constraints=constraints,

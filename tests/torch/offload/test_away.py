@@ -120,7 +120,7 @@ def blocks(pool: HostPool) -> tuple[int, int]:
 
 def test_steps_that_end_in_any_way_give_their_block_back(twins: Any) -> None:
     _, ours, x = twins
-    pool = away.pool_of(torch.device("cpu"))
+    pool = away.pool_of(ours, torch.device("cpu"))
     ours(x).square().mean().backward()
     before = blocks(pool)
     ours(x)  # no backward
@@ -141,7 +141,7 @@ def test_steps_that_end_in_any_way_give_their_block_back(twins: Any) -> None:
 
 def test_two_hundred_steps_take_no_more_memory_than_the_first_ones(twins: Any) -> None:
     _, ours, x = twins
-    pool = away.pool_of(torch.device("cpu"))
+    pool = away.pool_of(ours, torch.device("cpu"))
 
     def level() -> tuple[int, int, int]:
         gc.collect()
@@ -171,7 +171,7 @@ def test_a_second_step_in_progress_takes_a_second_block_or_stays_on_the_device(t
     few.zero_grad()
     budgeted = rekindle.plan(rekindle.trace(few, x), minimize="memory", offload=True, host_budget=plan.host_bytes)
     rekindle.apply(few, budgeted)
-    pool = away.pool_of(torch.device("cpu"))
+    pool = away.pool_of(ours, torch.device("cpu"))
     pool._idle.clear()
     pool._total = 0
     plain.zero_grad()
@@ -183,8 +183,7 @@ def test_a_second_step_in_progress_takes_a_second_block_or_stays_on_the_device(t
 def test_a_host_without_the_memory_refuses_before_training(twins: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, ours, x = twins
     pool = HostPool(torch.device("cpu"))
-    monkeypatch.setattr(away, "pool_of", lambda device: pool)
-    monkeypatch.setattr("rekindle.torch.run.bound.pool_of", lambda device: pool)
+    monkeypatch.setattr("rekindle.torch.run.bound.pool_of", lambda model, device: pool)
     monkeypatch.setattr(away, "free_memory", lambda: 1000)
     with pytest.raises(RekindleError, match="host_budget"):
         rekindle.apply(plain, ours.forward.plan)
@@ -271,13 +270,11 @@ def test_a_plan_within_a_host_budget_is_applied_within_it(twins: Any) -> None:
         most = int(share * ours.forward.plan.host_bytes)
         plan = rekindle.plan(trace, minimize="memory", offload=True, host_budget=most)
         assert build(trace.lowered, plan.schedule).host_bytes <= most
-        away.pool_of(torch.device("cpu")).__init__(torch.device("cpu"))  # type: ignore[misc]
-        rekindle.apply(plain, plan)
+        rekindle.apply(copy.deepcopy(plain), plan)
 
 
 def test_the_default_device_makes_no_difference(twins: Any) -> None:
     plain, ours, x = twins
-    away.pool_of(torch.device("cpu")).__init__(torch.device("cpu"))  # type: ignore[misc]
     torch.set_default_device("meta")
     try:
         both((plain, ours, x), lambda m, x: m(x).square().mean().backward())
@@ -288,7 +285,7 @@ def test_the_default_device_makes_no_difference(twins: Any) -> None:
 
 def test_a_value_that_is_larger_than_planned_stays_on_the_device() -> None:
     t = torch.arange(200.0)
-    held = Away(1024, None)
+    held = Away(1024, HostPool(torch.device("cpu")))
     held.send(0, 0, 512, False, t)
     held.gone(0)
     (back,) = held.fetch(0, False)

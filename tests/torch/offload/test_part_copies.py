@@ -27,7 +27,7 @@ from rekindle.torch.offload.away import HostPool
 from rekindle.torch.offload.part_copies import CallOrder, PartCopies, SavedCopies, SavedSizes
 
 KINDS = ("planned", "again", "compiled")
-POOL = away.pool_of(torch.device("cpu"))
+CPU = torch.device("cpu")
 
 
 class Block(nn.Module):
@@ -149,40 +149,41 @@ def test_a_failed_copy_is_an_error_and_the_next_step_is_right(pair: Any, monkeyp
     assert equal_gradients(*pair[:2])
 
 
-def blocks() -> tuple[int, int]:
-    """(bytes of all blocks, blocks that no step uses)."""
+def blocks(model: nn.Module) -> tuple[int, int]:
+    """(bytes of all blocks of a model's steps, blocks that no step uses)."""
     gc.collect()
-    return POOL._total, len(POOL._idle)
+    pool = away.pool_of(model, CPU)
+    return pool._total, len(pool._idle)
 
 
 def test_steps_that_end_in_any_way_give_their_blocks_back(twins: Any) -> None:
     _, ours, x = twins
     step(ours, x)
-    before = blocks()
+    before = blocks(ours)
     ours(x)  # no backward
-    assert blocks() == before
+    assert blocks(ours) == before
     loss = ours(x)
     loss.backward()
-    assert blocks() == before  # though the loss is alive
+    assert blocks(ours) == before  # though the loss is alive
     if ours.kind != "compiled":  # which torch.compile does not allow
         loss = ours(x)
         loss.backward(retain_graph=True)
         loss.backward()
-        assert blocks() == before
+        assert blocks(ours) == before
     hook = ours.blocks[1].out.weight.register_hook(lambda g: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         step(ours, x)
     hook.remove()
     del loss
     torch.ones(1, requires_grad=True).sum().backward()  # autograd holds on to a failed backward until the next one
-    assert blocks() == before
+    assert blocks(ours) == before
 
 
 def test_two_hundred_steps_take_no_more_memory_than_the_first_ones(twins: Any) -> None:
     _, ours, x = twins
 
     def level() -> tuple[int, int, int]:
-        found = blocks()
+        found = blocks(ours)
         return (*found, sum(issubclass(type(o), SavedCopies | torch.Tensor) for o in gc.get_objects()))
 
     for _ in range(3):
@@ -293,8 +294,7 @@ def test_hooks_of_the_user_see_what_is_saved(pair: Any) -> None:
 
 def test_a_host_without_the_memory_refuses_before_training(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     _, ours, x = pair
-    pool = HostPool(torch.device("cpu"))
-    monkeypatch.setattr("rekindle.torch.parts.applied.pool_of", lambda device: pool)
+    monkeypatch.setattr("rekindle.torch.parts.applied.pool_of", lambda model, device: HostPool(device))
     monkeypatch.setattr(away, "free_memory", lambda: 1000)
     with pytest.raises(RekindleError, match="host_budget"):
         rekindle.apply(rekindle.restore(ours), planned("planned")[1].forward.plan)
@@ -339,7 +339,7 @@ class Two(nn.Module):
 
 def run(offloaded: Offloaded, *calls: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
     order, module = CallOrder(), Two()
-    return [PartCopies(offloaded, order).run(module, (), call) for call in calls]
+    return [PartCopies(offloaded, order, HostPool(CPU)).run(module, (), call) for call in calls]
 
 
 @pytest.mark.parametrize("leaves", [True, False])
@@ -365,7 +365,7 @@ def test_memory_that_is_copied_outlives_its_graph(leaves: bool, monkeypatch: pyt
 
 def test_a_forked_process_waits_for_no_copy_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     order, module, x = CallOrder(), Two(), torch.rand(64, requires_grad=True)
-    copies = PartCopies(Offloaded(1 << 20), order)
+    copies = PartCopies(Offloaded(1 << 20), order, HostPool(CPU))
     use(monkeypatch, LateEngine())
     kept = copies.run(module, (), x.sin)
     monkeypatch.setattr(Late, "wait", lambda self: pytest.fail("it waits"))
@@ -408,7 +408,7 @@ def test_a_write_to_what_stays_is_an_error_too() -> None:
 
 def test_as_much_is_copied_as_there_is_room_for() -> None:
     x, small = torch.rand(256, requires_grad=True), torch.rand(64, requires_grad=True)
-    held = SavedCopies(1300, None, ())
+    held = SavedCopies(1300, HostPool(CPU))
     packed = [held.pack(t) for t in (x, x.view(16, 16), small.detach()[8:], x.detach().clone())]
     assert [p.copy is not None for p in packed] == [True, True, True, False]
     assert packed[0].copy is packed[1].copy
@@ -427,7 +427,7 @@ def test_a_tensor_of_another_device_than_the_model_stays_and_decides_nothing() -
     t, noted = torch.rand(64), SavedSizes((), "cuda")
     noted.pack(t)
     assert not noted.found
-    assert SavedCopies(1 << 20, None, (), "cuda").pack(t).copy is None
+    assert SavedCopies(1 << 20, HostPool(CPU), kind="cuda").pack(t).copy is None
 
 
 def test_sizes_count_each_storage_once_and_no_parameter() -> None:

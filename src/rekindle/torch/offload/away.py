@@ -13,12 +13,13 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch import nn
 
 from ...errors import RekindleError
 from ...saying import notices
@@ -27,6 +28,7 @@ from ..costs.allocations import free_memory
 from ..private import is_fake, saved_tensors_hooks_are_set
 
 LEFT_TO_HOST_SHARE = 0.1  # of its free memory, which no plan takes
+THREAD = "rekindle-copies"
 
 
 class Event(Protocol):
@@ -102,7 +104,7 @@ class ThreadEngine:
     it."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "rekindle-copies")
+        self._thread = ThreadPoolExecutor(1, THREAD)
 
     def out(self, device: torch.Tensor, host: torch.Tensor) -> Event:
         return ThreadEvent(self._thread.submit(ctypes.memmove, host.data_ptr(), device.data_ptr(), device.nbytes))
@@ -113,6 +115,10 @@ class ThreadEngine:
             ctypes.memmove(to, source, size)
 
         return ThreadEvent(self._thread.submit(copy, device.data_ptr(), host.data_ptr(), device.nbytes))
+
+    def after(self, run: Callable[[], Any]) -> None:
+        """Run it after the copies that were asked for so far."""
+        self._thread.submit(run)
 
 
 @functools.cache
@@ -135,7 +141,7 @@ class Block(NamedTuple):
 
 
 class HostPool:
-    """Blocks of host memory for the copies of steps, one block for each step in progress; they are used again by later steps.
+    """Blocks of host memory for the copies of one model's steps, which are used again by later steps.
 
     device : the device that copies to them; for a GPU they are pinned.
     """
@@ -146,7 +152,7 @@ class HostPool:
         self._total = 0
 
     def reserve(self, sizes: Iterable[int], most: int | None) -> None:
-        """Have blocks of so many bytes, before a step needs them. most : bytes of all blocks together.
+        """Have blocks of so many bytes, before a step needs them. most : bytes of all blocks together; None: what they need.
 
         Raises
         ------
@@ -189,8 +195,7 @@ class HostPool:
             if fits:
                 return self._idle.pop(min(fits, key=lambda i: self._idle[i].memory.nbytes))
             self._drop_idle()  # too small, and the new block serves in its place
-            free = (1 - LEFT_TO_HOST_SHARE) * free_memory()
-            left = min(free, (math.inf if most is None else most) - self._total)
+            left = min(host_room(), (math.inf if most is None else most) - self._total)
             if size > left:
                 raise RekindleError(
                     f"a plan that copies values to the host needs {format_bytes(size)} of its memory, and "
@@ -199,6 +204,10 @@ class HostPool:
             made = Block(self._made(size))
             self._total += size
             return made
+
+    def __del__(self) -> None:
+        idle = [*self._idle]
+        once_over([b.last for b in idle], idle, lambda: None)
 
     def _drop_idle(self) -> None:
         while self._idle:
@@ -222,14 +231,33 @@ class HostPool:
         return memory
 
 
-@functools.cache
-def _pool(device: torch.device, process: int) -> HostPool:
-    return HostPool(device)
+_pools: weakref.WeakKeyDictionary[nn.Module, dict[Any, HostPool]] = weakref.WeakKeyDictionary()
 
 
-def pool_of(device: torch.device) -> HostPool:
-    """The blocks that steps on this device use in this process."""
-    return _pool(device, os.getpid())
+def pool_of(model: nn.Module, device: torch.device) -> HostPool:
+    """The blocks that the model's steps on this device use in this process, by whichever of its plans they run."""
+    return _pools.setdefault(model, {}).setdefault((device, os.getpid()), HostPool(device))
+
+
+def host_room() -> float:
+    """Bytes of the host that plans may take now."""
+    return (1 - LEFT_TO_HOST_SHARE) * free_memory()
+
+
+def once_over(events: Iterable[Event | None], kept: Any, then: Callable[[], None]) -> None:
+    """Run `then` once the events are over. kept : what the copies use, which lives until then."""
+
+    def finish(kept: Any = kept) -> None:
+        for event in events:
+            if event is not None:
+                event.synchronize()
+        then()
+
+    copier = engine_of(torch.device("cpu"))
+    if threading.current_thread().name.startswith(THREAD) and isinstance(copier, ThreadEngine):
+        copier.after(finish)  # Python's collector runs in any thread, and this one must not wait for itself
+    else:
+        finish()
 
 
 @dataclass
@@ -255,14 +283,13 @@ class _Copy:
 class Away:
     """The values of one step that are on the host. A program calls it.
 
-    size : bytes of the block that the step needs. most : as in `HostPool.reserve`.
+    size : bytes of the block that the step needs. pool : which gives it. most : as in `HostPool.reserve`.
     """
 
-    def __init__(self, size: int, most: int | None):
-        self._size, self._most = size, most
+    def __init__(self, size: int, pool: HostPool, most: int | None = None):
+        self._size, self._pool, self._most = size, pool, most
         self._copies: dict[int, _Copy] = {}
         self._block: Block | None = None
-        self._pool: HostPool | None = None
         self._last: Event | None = None  # the last copy out of the block that was asked for
         self._process = os.getpid()
 
@@ -290,7 +317,6 @@ class Away:
         if t.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return
         if self._block is None:
-            self._pool = pool_of(t.device)
             self._block = self._pool.take(self._size, self._most)
             if self._block is not None and self._block.last is not None:
                 self._block.last.wait()
@@ -339,15 +365,14 @@ class Away:
                 copy.there.wait()
 
     def _let_go(self) -> None:
-        if self._block is not None and self._pool is not None:
+        if self._block is not None:
             self._pool.give(Block(self._block.memory, self._last))
         self._block = None
 
     def __del__(self) -> None:
         if self._process != os.getpid():  # after a fork, its copies are the parent's
             return
-        for copy in self._copies.values():  # the step was given up: what a copy uses must outlive it
-            for event in (copy.left, copy.there):
-                if event is not None:
-                    event.synchronize()
-        self._let_go()
+        copies = [*self._copies.values()]  # the step was given up: what a copy uses must outlive it
+        if self._block is not None:
+            give = functools.partial(self._pool.give, Block(self._block.memory, self._last))
+            once_over([e for copy in copies for e in (copy.left, copy.there)], copies, give)

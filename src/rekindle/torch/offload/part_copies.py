@@ -9,6 +9,7 @@ the ops that read them wait for that. As in `away`, nothing relies on how long a
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import weakref
@@ -25,7 +26,7 @@ from ...saying import notices
 from ..private import is_fake, saved_tensors_hooks_are_set
 from ..tensors import tree
 from ..tensors.op_tensors import storage_of
-from .away import Block, Event, engine_of, pool_of
+from .away import Block, Event, HostPool, engine_of, once_over
 
 
 class CallOrder:
@@ -53,12 +54,13 @@ class CallOrder:
 class PartCopies:
     """Runs the calls of one part, and copies what they save.
 
-    offloaded : what is copied; None: nothing, but the part before may copy. order : of the model's calls. most : bytes of the
-    host that all steps may take; None: what they need.
+    offloaded : what is copied; None: nothing, but the part before may copy. order : of the model's calls. pool : of the host's
+    memory. most : as in `HostPool.reserve`.
     """
 
     offloaded: Offloaded | None
     order: CallOrder
+    pool: HostPool
     most: int | None = None
 
     def run(self, module: nn.Module, arguments: Any, call: Callable[[], Any]) -> Any:
@@ -72,7 +74,7 @@ class PartCopies:
         kind = "cuda" if any(t.is_cuda for t in (*own, *given)) else "cpu"
         stay = storages_of(own)
         stay |= storages_of(given[i] for i in self.offloaded.stay if i < len(given))
-        copies = SavedCopies(self.offloaded.bytes, self.most, stay, kind)
+        copies = SavedCopies(self.offloaded.bytes, self.pool, self.most, stay, kind)
         with saved_tensors_hooks(copies.pack, copies.unpack):
             result = call()
         self.order.ended(copies, result)
@@ -169,16 +171,19 @@ class Look(NamedTuple):
 class SavedCopies:
     """What one call of a part saves, of which as much is copied to the host as there is room for.
 
-    room : bytes. most : as of `PartCopies`. stay : storages that others hold in any case. kind : type of the device.
+    room : bytes. pool, most : as of `PartCopies`. stay : storages that others hold in any case. kind : type of the device.
     """
 
-    def __init__(self, room: int, most: int | None, stay: Collection[int], kind: str = "cpu"):
-        self._room, self._most, self._stay, self._kind = room, most, stay, kind
+    def __init__(
+        self, room: int, pool: HostPool, most: int | None = None, stay: Collection[int] = (), kind: str = "cpu"
+    ):
+        self._room, self._pool, self._most, self._stay, self._kind = room, pool, most, stay, kind
         self._copies: dict[int, _Copy] = {}  # storage -> its copy, which holds it while the part's forward runs
         self._used = 0
         self._block: Block | None = None
         self._device = torch.device("cpu")
         self._last: Event | None = None
+        self._lock = threading.Lock()
         self._process = os.getpid()
 
     def pack(self, t: torch.Tensor) -> Saved:
@@ -250,7 +255,7 @@ class SavedCopies:
             return None
         if self._block is None:
             self._device = t.device
-            self._block = pool_of(t.device).take(self._room, self._most)
+            self._block = self._pool.take(self._room, self._most)
             if self._block is None:
                 self._room = 0
                 return None
@@ -273,19 +278,18 @@ class SavedCopies:
             copy.source = None
 
     def _fetch(self, copy: _Copy) -> None:
-        if copy.whole is None:
-            copy.whole = torch.empty(copy.host.nbytes, dtype=torch.uint8, device=self._device)
-            self._last = copy.there = engine_of(self._device).back(copy.host, copy.whole, copy.left)
+        with self._lock:  # autograd has a thread for each device
+            if copy.whole is None:
+                copy.whole = torch.empty(copy.host.nbytes, dtype=torch.uint8, device=self._device)
+                self._last = copy.there = engine_of(self._device).back(copy.host, copy.whole, copy.left)
 
     def __del__(self) -> None:
         if self._process != os.getpid() or self._block is None:  # after a fork, its copies are the parent's
             return
-        for copy in self._copies.values():  # what a copy uses must outlive it
-            if copy.source is not None or self._last is None:
-                copy.left.synchronize()
-            if copy.there is not None:
-                copy.there.synchronize()
-        pool_of(self._device).give(Block(self._block.memory, self._last))
+        copies = [*self._copies.values()]  # what a copy uses must outlive it
+        left = [copy.left for copy in copies if copy.source is not None or self._last is None]
+        give = functools.partial(self._pool.give, Block(self._block.memory, self._last))
+        once_over([*left, *(copy.there for copy in copies)], copies, give)
 
 
 def _on(stream: Any) -> contextlib.AbstractContextManager[Any]:

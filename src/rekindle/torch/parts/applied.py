@@ -79,9 +79,9 @@ class PartsForward(InPlaceOfForward):
             notices.warn(left_over(model, self._counts_on, gradient_bytes(model)))
             self._counts_on = ""
         if not self._noted:
-            self._noted = True
-            _note_shared_memory(model)
             self.have_copies(model)
+            _note_shared_memory(model)
+            self._noted = True
         with without_caches(model, self.plan.keeps_caches) as makes_one:
             if makes_one and not self._told:
                 self._told = True
@@ -227,8 +227,9 @@ def copies_of(plan: PartsPlan, model: nn.Module) -> Callable[[str], PartCopies |
     offloaded = {p.path: p.offloaded for p in plan.parts}
     most, order = plan.options.host_budget, CallOrder()
     device = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
-    pool_of(device).reserve(blocks, most)
-    return lambda path: PartCopies(offloaded.get(path), order, most)
+    pool = pool_of(model, device)
+    pool.reserve(blocks, most)
+    return lambda path: PartCopies(offloaded.get(path), order, pool, most)
 
 
 def part_forward(module: nn.Module, plans: Sequence[Plan], on_new_shape: str, check: bool) -> PartForward:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from ...ask import PlanOptions
@@ -17,7 +17,7 @@ from ...parts.division import OPEN, Moment, Step
 from ...parts.plan import CompiledPart, Part
 from ...parts.ways import Way, as_part_plan
 from ..compiled.stage import compiled_forward
-from ..offload.away import pool_of
+from ..offload.away import HostPool, host_room
 from ..offload.part_copies import CallOrder, PartCopies
 from ..run import stages
 from ..run.own_forward import forward_instead
@@ -35,7 +35,8 @@ class Choices:
 
     ways : of each unit. within : of each unit, the one in which it lies, or None. options : those of the search. keeps_caches :
     whether the step makes key-value caches. compile : how parts are compiled; None: they are not.
-    eager_seconds : of a step of each compiled unit without the compiler. device : on which they run.
+    eager_seconds : of a step of each compiled unit without the compiler. pool : of the host's memory to which ways copy; None:
+    they copy nothing.
     """
 
     units: Sequence[Unit]
@@ -45,7 +46,7 @@ class Choices:
     keeps_caches: bool = False
     compile: CompileOptions | None = None
     eager_seconds: Sequence[float] = ()
-    device: torch.device = torch.device("cpu")
+    pool: HostPool | None = None
     _known: dict[Any, Plan] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -71,7 +72,8 @@ class Choices:
         """The step with these moments. calls : how often each unit is called; None: once."""
         figures = [[w.figures for w in found] for found in self.ways]
         counts = [1] * len(self.units) if calls is None else calls
-        return Step(figures, counts, moments, self.within, self.options.host_bytes)
+        host = math.inf if self.pool is None else min(self.options.host_bytes, host_room())
+        return Step(figures, counts, moments, self.within, host)
 
     def measured_step(self, model: nn.Module, now: Between) -> Step:
         """The measured step, but with every unit called: one that it left out beside the unit before it."""
@@ -171,11 +173,11 @@ class Choices:
             w.offloaded.bytes for i, w in enumerate(ways) if w.offloaded is not None and self.step().runs(i, chosen)
             for _ in range(max(self.units[i].calls, 1))
         ]  # fmt: skip
-        if not blocks:
+        if not blocks or self.pool is None:
             return {}
         order, most = CallOrder(), self.options.host_budget
-        pool_of(self.device).reserve(blocks, most)
-        return {i: PartCopies(w.offloaded, order, most) for i, w in enumerate(ways)}
+        self.pool.reserve(blocks, most)
+        return {i: PartCopies(w.offloaded, order, self.pool, most) for i, w in enumerate(ways)}
 
     def by_module(self) -> list[list[int]]:
         """The numbers of the units of each module."""

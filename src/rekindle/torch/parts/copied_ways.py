@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -11,19 +12,21 @@ import torch
 from ...model.graph import Link
 from ...parts.ways import Saves, Way, with_copies
 from ...saying.progress import announce
+from ..offload.away import HostPool
 from ..trace import plain_forward
 from ..ways.trial_steps import TrialSteps
 from .between import Between
 from .choices import Choices
 
+log = logging.getLogger("rekindle")
 T = TypeVar("T")
 
 
-def with_copied_ways(choices: Choices, now: Between, link: Link, device: torch.device) -> Choices:
+def with_copied_ways(choices: Choices, now: Between, link: Link, pool: HostPool, device: torch.device) -> Choices:
     """The choices, and besides ways that copy to the host. Modules that are called in several kinds of calls copy nothing.
 
-    now : what a measured step says of the order of calls, and of the tensors that several parts have. Forwards of one part of
-    each kind are run, to see what they save and how long they take.
+    now : what a measured step says of the order of calls, and of the tensors that several parts have. pool : of the host's
+    memory to which ways copy. Forwards of one part of each kind are run, to see what they save and how long they take.
     """
     own = choices.staying
     alone = {numbers[0] for numbers in own.by_module() if len(numbers) == 1}
@@ -49,7 +52,13 @@ def with_copied_ways(choices: Choices, now: Between, link: Link, device: torch.d
         if way.is_plain and own.compile is None or not now.calls[unit]:
             return None
         chosen = [number if i == unit else 0 for i in range(len(own.units))]
-        found = once(unit, number, lambda trial: trial.saved(own.forward([unit], chosen)))
+        try:
+            found = once(unit, number, lambda trial: trial.saved(own.forward([unit], chosen)))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as e:  # Dynamo refuses torch.func.vjp in forward where something sees what is saved
+            log.debug("%s copies nothing: %s", own.units[unit].path, e)
+            return None
         sizes = tuple(size for size, given in found if given is None or given not in now.shared[unit])
         times = [seconds(n) for n in now.next[unit]]
         return Saves(sizes, tuple(sorted(now.shared[unit])), *(min(x) for x in zip(*times, strict=True)))
@@ -58,7 +67,7 @@ def with_copied_ways(choices: Choices, now: Between, link: Link, device: torch.d
     for i, found in enumerate(own.ways):
         announce(own.options.progress, f"looking what {own.units[i].path} saves, to copy it to the host")
         ways.append(with_copies(found, [saves(i, n, w) for n, w in enumerate(found)], link) if i in alone else [*found])
-    return replace(own, ways=ways, device=device)
+    return replace(own, ways=ways, pool=pool)
 
 
 def _plain(choices: Choices, unit: int) -> Callable[..., Any]:

@@ -32,16 +32,18 @@ from ..measure.first_difference import explained
 from ..measure.measured_step import Calls, Outcome, Subject, run
 from ..measure.memory import Levels
 from ..measure.recording import bytes_of
+from ..offload.away import pool_of
 from ..rewrite.closeness import NOTHING
 from ..tensors.ranks import Turns
 from ..tensors.sharded import class_name
 from ..trace import plain_forward
 from ..ways.finding import Found
 from . import words
-from .between import Between, Watched, between
+from .between import Between, between
 from .choices import Choices, Chosen
 from .compiled_search import reference, rounded
 from .copied_ways import with_copied_ways
+from .watched import Watched
 from .words import Covered, covered
 
 # All are guesses.
@@ -137,7 +139,8 @@ class Dividing(HoldsResident):
             before = self._measure(self.choices.least())
         if (link := self._link()) is not None:
             with without_caches(self.model, self.choices.keeps_caches):
-                self.choices = with_copied_ways(self.choices, before, link, self.s.device)
+                pool = pool_of(self.model, self.s.device)
+                self.choices = with_copied_ways(self.choices, before, link, pool, self.s.device)
         step = self.choices.measured_step(self.model, before)
         if self.eager is not None:
             left_out = 0 in before.calls and self.choices.compile is None

@@ -65,9 +65,11 @@ class BoundPlan:
         traced = as_planned(traced, plan)
         if traced.fake and not any(map(is_fake, [*model.parameters(), *model.buffers()])):
             traced = proven_here(traced, plan)
-        self.runner = Runner(traced.lowered, build(traced.lowered, plan.schedule), plan.options.host_budget)
-        if (host := self.runner.program.host_bytes) and not any(map(is_fake, [*model.parameters(), *model.buffers()])):
-            pool_of(self.runner.device).reserve([host], plan.options.host_budget)
+        program, most = build(traced.lowered, plan.schedule), plan.options.host_budget
+        pool = pool_of(model, traced.lowered.captured.device) if program.host_bytes else None
+        if pool is not None and not any(map(is_fake, [*model.parameters(), *model.buffers()])):
+            pool.reserve([program.host_bytes], most)
+        self.runner = Runner(traced.lowered, program, pool, most)
         self._again = PlainAgain(model, traced, self.runner.given)
         self.plan, self.trace = plan, traced
         self.turn = self.uses = 0

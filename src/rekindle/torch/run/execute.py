@@ -22,7 +22,7 @@ from ...errors import RekindleError
 from ..capture.captured import Captured
 from ..lowering.gradient_additions import additions, casts
 from ..lowering.lowered import Lowered
-from ..offload.away import Away
+from ..offload.away import Away, HostPool
 from ..operators.node_tensors import overlap
 from ..private import backward_keeps_graph, backward_number, disable_autocast, stand_for_many, will_run
 from ..situation.surroundings import shares_casts
@@ -238,11 +238,14 @@ def last_stage_of(boundary: Any) -> Any:
 class Runner:
     """Runs a program as part of the user's autograd graph.
 
-    host_budget : bytes of the host that the copies of all steps in progress may take; None: what they need.
+    pool : of the memory of the host to which steps copy; None: they copy nothing. host_budget : bytes that the copies of all
+    steps in progress may take of it; None: what they need.
     """
 
-    def __init__(self, lowered: Lowered, program: Program, host_budget: int | None = None):
-        self.lowered, self.program, self.host_budget = lowered, program, host_budget
+    def __init__(
+        self, lowered: Lowered, program: Program, pool: HostPool | None = None, host_budget: int | None = None
+    ):
+        self.lowered, self.program, self.pool, self.host_budget = lowered, program, pool, host_budget
         c = lowered.captured
         self.device = c.device
         self.given = [p for p in c.placeholders if p.op == "placeholder"]
@@ -279,8 +282,8 @@ class Runner:
         self.waiting.add(step)
         if numbers:
             step.rng["numbers"] = numbers
-        if self.program.host_bytes:
-            step.rng["away"] = Away(self.program.host_bytes, self.host_budget)
+        if self.pool is not None:
+            step.rng["away"] = Away(self.program.host_bytes, self.pool, self.host_budget)
         instead: dict[int, torch.Tensor] = {}
         if self.casts and shares_casts():
             step.shared, instead = entered(inputs, self.casts, self._stage_of_cast, self._plain_casts)

@@ -179,8 +179,10 @@ class Second:
         if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
             raise _refusal(asked, "a part of it is a ScriptModule, whose parameters cannot be replaced")
         if any(t is None for t in tensors):
+            stays = ", or plan with offload=False" if owner is not None and owner.copies is not None else ""
             raise _refusal(
-                asked, "an input of the call has been freed since. Keep it in a variable until this backward is over"
+                asked,
+                f"an input of the call has been freed since. Keep it in a variable until this backward is over{stays}",
             )
         now: list[Any] = [
             tensors[a.arguments[i]] if i in a.arguments else _find(model, k) for i, k in enumerate(a.names)
