@@ -115,13 +115,13 @@ class PartsExplanation(OnScreen):
                 f"{name}: {planned} at the peak in place of {plain},",
                 f"{format_bytes(self.saved_bytes)} saved {price}",
             ]
-        moved = "moved to the host, " if any_moved(self.rows) else ""
+        copied = "copied to the host, " if any_moved(self.rows) else ""
         lines = [
             *head,
             *wrapped(self.covered),
             "",
             *wrapped(
-                f"In {table_unit(self.rows)[0]}: kept from the parts' forward for their backward, {moved}recomputed, and saved."
+                f"In {table_unit(self.rows)[0]}: kept from the parts' forward for their backward, {copied}recomputed, and saved."
             ),
             *self._table(),
         ]
@@ -138,7 +138,7 @@ class PartsExplanation(OnScreen):
         unit, unit_bytes = table_unit(self.rows)
         digits, more = decimals(abs(total) / unit_bytes), decimals(1e3 * sum(abs(r.added_seconds) for r in self.rows))
         shown_sizes = sizes_shown(self.rows)
-        heads = [x.removesuffix("_bytes") for x in shown_sizes[:-1]]
+        heads = [x.removesuffix("_bytes").replace("moved", "copied") for x in shown_sizes[:-1]]
         cells = [["parts", "×", *heads, f"{unit} saved", "ms added"]]
         shown, others = self.rows[:ROWS_MOST], self.rows[ROWS_MOST:]
         how = shown_sizes, unit_bytes, digits, more
