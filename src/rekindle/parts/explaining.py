@@ -121,7 +121,8 @@ class PartsExplanation(OnScreen):
             *wrapped(self.covered),
             "",
             *wrapped(
-                f"In {table_unit(self.rows)[0]}: kept from the parts' forward for their backward, {copied}recomputed, and saved."
+                f"In {table_unit(self.rows)[0]}: kept from the parts' forward for their backward, {copied}recomputed, and "
+                "saved."
             ),
             *self._table(),
         ]

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from ...model.graph import Link
-from ...parts.ways import Saves, Way, with_copies
+from ...parts.ways import WAYS_MOST, Saves, Way, thinned, with_copies
 from ...saying.progress import announce
 from ..offload.away import HostPool
 from ..trace import plain_forward
@@ -49,7 +49,7 @@ def with_copied_ways(choices: Choices, now: Between, link: Link, pool: HostPool,
         return taken, max(0.0, own.ways[unit][0].figures.plain - taken)
 
     def saves(unit: int, number: int, way: Way) -> Saves | None:
-        if way.is_plain and own.compile is None or not now.calls[unit]:
+        if way.is_plain or not now.calls[unit]:
             return None
         chosen = [number if i == unit else 0 for i in range(len(own.units))]
         try:
@@ -66,7 +66,8 @@ def with_copied_ways(choices: Choices, now: Between, link: Link, pool: HostPool,
     ways = []
     for i, found in enumerate(own.ways):
         announce(own.options.progress, f"looking what {own.units[i].path} saves, to copy it to the host")
-        ways.append(with_copies(found, [saves(i, n, w) for n, w in enumerate(found)], link) if i in alone else [*found])
+        made = with_copies(found, [saves(i, n, w) for n, w in enumerate(found)], link) if i in alone else [*found]
+        ways.append(thinned(made, max(len(found), 2 * WAYS_MOST)))
     return replace(own, ways=ways, pool=pool)
 
 
