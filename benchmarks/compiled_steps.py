@@ -4,9 +4,10 @@ python benchmarks/compiled_steps.py gpt2 llama vit resnet unet t5 --small      #
 
 Every method is a copy of one model with its own compiled code. Peaks are the allocator's, of a step whose results the loop
 holds, without what is held before it. The steps of all methods take turns; the fastest of --rounds counts. Rekindle is asked
-for the peak of each other compiled method, and for the least; for the peak of checkpoints, and with --small the least, also with copies
-to the host; for language models also for the least with unused logits. With --small also half-way between compile's peak and its
-checkpoints', with all ways and with min-cut and inputs alone. Each method is a JSON row of results/DATE-compiled-steps.jsonl.
+for the peak of each other compiled method, and for the least; for the peak of checkpoints also with copies to the host; for
+language models also for the least with unused logits. With --small also for the least with copies, and half-way between
+compile's peak and its checkpoints', with all ways and with min-cut and inputs alone. One JSON row per method goes to
+results/DATE-compiled-steps.jsonl.
 """
 
 from __future__ import annotations
