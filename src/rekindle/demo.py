@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.console import Console
 
 from .model.files import write_text
+from .saying.progress import announce, telling
 from .saying.sizes import format_bytes
 from .show import text
 from .show.timeline import memory_timeline
@@ -35,15 +36,15 @@ class Training(NamedTuple):
 BUDGET_SHARE = 0.5  # of the plain step's activation peak
 LEARNING_RATE = 1e-3  # of SGD
 SEARCH_MOST_S, QUICK_SEARCH_MOST_S = 15.0, 5.0  # for each plan; guesses
-MODELS = (Training("resnet50", 8, {"input_grad": False}, 3), Training("gpt", 8, {"dropout": 0.1}, 5))
+MODELS = (Training("gpt", 8, {"dropout": 0.1}, 5), Training("resnet50", 4, {"input_grad": False}, 2))
 QUICK_MODELS = (
-    Training("resnet50", 4, {"input_grad": False, "image": 128}, 1),
     Training("gpt", 2, {"dropout": 0.1, "n_layer": 2}, 2),
+    Training("resnet50", 4, {"input_grad": False, "image": 128}, 1),
 )
 
 
 def run(out_dir: str | Path = ".", console: Console | None = None, quick: bool = False) -> dict[str, Any]:
-    """Plan a ResNet-50 and a small GPT with dropout at half their activation memory, and train both plain and planned.
+    """Plan a small GPT with dropout and a ResNet-50 at half their activation memory, and train both plain and planned.
 
     Prints tables and writes one timeline picture per model, `rekindle-demo-NAME.svg`, into out_dir.
 
@@ -55,6 +56,8 @@ def run(out_dir: str | Path = ".", console: Console | None = None, quick: bool =
     folder = Path(out_dir)
     folder.mkdir(parents=True, exist_ok=True)
     search_s = QUICK_SEARCH_MOST_S if quick else SEARCH_MOST_S
+    names = " and ".join(m.name for m in (QUICK_MODELS if quick else MODELS))
+    console.print(f"two models, {names}, each planned for half of its activations and trained plain and planned")
     rows = []
     for training in QUICK_MODELS if quick else MODELS:
         row = _train_both(training, search_s, folder, console)
@@ -68,22 +71,28 @@ def run(out_dir: str | Path = ".", console: Console | None = None, quick: bool =
 
 def _train_both(training: Training, search_s: float, folder: Path, console: Console) -> dict[str, Any]:
     """Plan one model, train it plain and planned, measure a step of each, and draw it: a row of the result."""
-    from . import api, zoo
-    from .torch.parts.verify import verify
-    from .torch.trace import trace
-
     name, batch, options, steps = training
     console.rule(name)
-    model, sample = zoo.load(name, batch=batch, **options)
+    with telling(None):
+        announce(None, "importing torch")
+        from . import api, zoo  # after the first lines, since it takes seconds
+        from .torch.parts.verify import verify
+        from .torch.trace import trace
+
+        announce(None, f"making {name}")
+        model, sample = zoo.load(name, batch=batch, **options)
     console.print(f"tracing {name} at batch {batch} and measuring its operators ...", style="dim")
     plan = api.plan(trace(model, sample), budget=BUDGET_SHARE, time_limit=search_s)
     console.print(plan.sentence)
     plain = copy.deepcopy(model)
     planned = api.apply(model, plan)
     console.print(f"training {steps + 1} steps plain and planned, in turns ...", style="dim")
-    trained = _train(plain, planned, sample, steps)
+    with telling(None):
+        trained = _train(plain, planned, sample, steps)
     console.print("measuring one step of each, tensor by tensor ...", style="dim")
-    check = verify(planned, sample, plan, count_flops=True)
+    with telling(None):
+        announce(None, "measuring one step of each, tensor by tensor")
+        check = verify(planned, sample, plan, count_flops=True)
     picture = folder / f"rekindle-demo-{name}.svg"
     budget = plan.limit
     assert budget is not None
@@ -128,6 +137,7 @@ def _train(plain: nn.Module, planned: nn.Module, sample: Any, steps: int) -> dic
         for which in (
             (0, 1) if step % 2 == 0 else (1, 0)
         ):  # take turns, so that neither always runs on the warmer machine
+            announce(None, f"training: step {step + 1} of {steps + 1}, {('plain', 'planned')[which]}")
             torch.manual_seed(step)
             start = time.perf_counter()
             loss = _loss(_call(both[which], sample))
