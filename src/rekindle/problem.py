@@ -93,9 +93,18 @@ class Problem:
         """Ctrl-C inside ends the search and not the call: the best found so far is what it gives."""
         try:
             yield
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemError) as e:
+            if not _is_ctrl_c(e):
+                raise
             self.interrupted.set()
             self.progress("interrupted: going on with the best found so far")
+
+
+def _is_ctrl_c(e: BaseException | None) -> bool:
+    """Whether the error is Ctrl-C, or what numba makes of it while it loads a compiled loop."""
+    while e is not None and not isinstance(e, KeyboardInterrupt):
+        e = e.__cause__ or e.__context__
+    return e is not None
 
 
 Solve = Callable[[Problem], Iterable[Schedule]]

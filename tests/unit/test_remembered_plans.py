@@ -25,7 +25,7 @@ from rekindle.model.judge import simulate
 from rekindle.model.schedule import Schedule
 from rekindle.planning import remembered
 from rekindle.planning.frontiers import frontier_graph
-from rekindle.planning.planner import plan_graph
+from rekindle.planning.planner import make_problem, plan_graph
 from rekindle.problem import REGISTERED, Problem
 
 SOLVER = "exact"
@@ -401,3 +401,16 @@ def test_several_write_at_once(folder: Path, pool: Callable[[int], Executor]) ->
     assert 1 <= len(list(folder.iterdir())) <= 3
     for file in folder.iterdir():
         assert json.loads(file.read_text())["format"] == remembered.FORMAT
+
+
+def test_ctrl_c_while_numba_loads_a_loop_ends_the_search_alone() -> None:
+    """numba makes a SystemError of it, which the user saw."""
+    problem = make_problem(step(), LEAST, None)
+    with problem.interruptible():
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as e:
+            raise SystemError("returned a result with an exception set") from e
+    assert problem.interrupted.is_set()
+    with pytest.raises(SystemError), problem.interruptible():
+        raise SystemError("another one")

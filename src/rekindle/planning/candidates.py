@@ -142,5 +142,5 @@ def thin(kept: list[Scored], most: int) -> list[Scored]:
     if len(kept) <= most:
         return kept
     peaks = np.log([max(1, s.judged.peak_bytes) for s in kept])
-    at = np.linspace(peaks[0], peaks[-1], most)
-    return [kept[i] for i in sorted({int(np.abs(peaks - x).argmin()) for x in at})]
+    at = np.linspace(peaks[0], peaks[-1], most)[1:-1]
+    return [kept[i] for i in sorted({0, *(int(np.abs(peaks - x).argmin()) for x in at), len(kept) - 1})]
