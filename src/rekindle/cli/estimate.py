@@ -75,7 +75,7 @@ def estimate(
             companion.start()  # the search is compiled while torch is imported and the plain step is estimated
         announce(None, f"loading {model}")
         made, sample, first, other, words = _loaded(model, batch)
-        from ..torch.estimate.largest import FIRST, BatchSearch, search_options
+        from ..torch.estimate.largest import FIRST, MOST_S, BatchSearch, search_options
         from ..torch.estimate.verbs import EstimateRequest
 
         request = EstimateRequest.of_user(made, steps, target, gradients=gradients or "fresh")
@@ -85,7 +85,8 @@ def estimate(
         if budget is not None:
             options = search_options(budget, effort, completing.OFFLOADS[offload], host_budget)
             rows = _Rows(console, budget)
-            search = BatchSearch(request, other, options, gradients or "kept", rows.add)
+            most_s = MOST_S if effort == "quick" else float("inf")
+            search = BatchSearch(request, other, options, gradients or "kept", rows.add, most_s)
             search.known |= {first: found} if first else {}
             largest = search.largest(first or FIRST, plans)
             rows.end()

@@ -106,7 +106,8 @@ class LargestBatch(int):
     plain : the largest batch that fits without a plan; 0: none does. plan : the plan of the largest batch; None where none is
     needed or none fits. overhead : its extra seconds / plain seconds. budget_bytes : as it was asked. plain_bytes : the
     estimated peak of the plain step at `plain`. tried : bytes by batch, plain and planned, of every batch that was looked at.
-    rows : the batches that were looked at, rising. why_no_plan : why no plan was looked for; "": it was.
+    rows : the batches that were looked at, rising. why_no_plan : why no plan was looked for; "": it was. more : whether larger
+    batches with a plan were left untried, for want of time.
     """
 
     plain: int
@@ -117,6 +118,7 @@ class LargestBatch(int):
     tried: dict[str, dict[int, int]]
     rows: tuple[BatchRow, ...]
     why_no_plan: str
+    more: bool
 
     def __new__(cls, batch: int, answer: Answer) -> LargestBatch:
         made = super().__new__(cls, batch)
@@ -142,14 +144,16 @@ class LargestBatch(int):
         return {
             "budget_bytes": self.budget_bytes, "largest_batch_plain": self.plain, "largest_batch": int(self),
             "largest_batch_overhead": self.overhead, "batches": [asdict(r) for r in self.rows], "why_no_plan": self.why_no_plan,
+            "more": self.more,
         }  # fmt: skip
 
     @property
     def sentence(self) -> str:
         """One plain sentence: the largest batch without and with a plan, and its price."""
         budget = format_bytes(self.budget_bytes)
+        untried = "; larger ones were not tried, which a higher effort does" if self.more else ""
         if not self:
-            return f"no batch fits {budget}"
+            return f"no batch fits {budget}{untried}"
         plain = (
             f"batch {self.plain} fits {budget} without a plan"
             if self.plain
@@ -158,8 +162,9 @@ class LargestBatch(int):
         if self.why_no_plan:
             return f"{plain}; no plan was looked for: {self.why_no_plan}"
         if self.plan is None:
-            return f"{plain}, and no larger one with a plan"
-        return f"{plain}, batch {int(self)} with one, at {percent(self.overhead)} {COST_WORDS[self.plan.cost]}"
+            return f"{plain}, and no larger one with a plan{untried}"
+        price = f"{percent(self.overhead)} {COST_WORDS[self.plan.cost]}"
+        return f"{plain}, batch {int(self)} with one, at {price}{untried}"
 
 
 @dataclass(frozen=True)
@@ -173,3 +178,4 @@ class Answer:
     tried: dict[str, dict[int, int]]
     rows: tuple[BatchRow, ...] = ()
     why_no_plan: str = ""
+    more: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from numbers import Integral
 from typing import Any
@@ -22,6 +23,7 @@ from ..tensors import tree
 from .planned_batches import Model, PlannedBatches
 from .verbs import EstimateRequest
 
+MOST_S = 35.0  # after which the command line begins with no other batch; the last one takes up to 20 s of one core
 FIRST = 8  # the batch to begin with: the line through it and its double tells where to look
 
 
@@ -99,7 +101,7 @@ class BatchSearch:
 
     request : of the plain step. gradients : of planned ones. told : gets each row as soon as it is known; where the plan of a
         batch is bettered, a second one.
-    known : the estimates by batch.
+    known : the estimates by batch. most_s : seconds after which plans of no other batch are looked for.
     """
 
     def __init__(
@@ -109,12 +111,14 @@ class BatchSearch:
         options: PlanOptions,
         gradients: str,
         told: Callable[[BatchRow], None] = lambda _: None,
+        most_s: float = float("inf"),
     ) -> None:
         assert options.goal.budget is not None
         self._request, self._make, self._told, self._limit = request, make_sample, told, options.goal.budget
         planned = Model(request.model, make_sample, request.optimizer, request.target, gradients)
         self._batches = PlannedBatches(planned, self._limit, options, self.estimated)
         self._rows: dict[int, BatchRow] = {}
+        self._until = time.monotonic() + most_s
         self.known: dict[int, Estimate] = {}
 
     def estimated(self, batch: int) -> Estimate:
@@ -138,18 +142,21 @@ class BatchSearch:
             e = self.estimated(first)
             empty = e.parameter_bytes + e.buffer_bytes + e.optimizer_bytes + e.overhead_bytes
             best = plain = largest(plain_need, self._limit, first, empty=empty)
-            why = "" if plans else "plans=False"
+            why, more = "" if plans else "plans=False", False
             if plans:
                 try:
                     best = max(plain, self._with_plan(plain))
                     for b in self._batches.traced(plain + 1, best - 1):  # rows of traces that are made already
-                        self._batches.settle(b)
-                        self._row(b)
+                        if b in self._batches.plans or time.monotonic() < self._until:
+                            self._batches.settle(b)
+                            self._row(b)
                 except TraceError as e:
                     why = str(e)
+                except TimeoutError:
+                    best, more = max([plain, *(b for b, p in self._batches.plans.items() if p is not None)]), True
         plan = self._batches.plans.get(best) if best > plain else None
         rows = tuple(self._rows[b] for b in sorted(self._rows))
-        return LargestBatch(best, Answer(plain, plan, self._limit, tried["plain"].get(plain), tried, rows, why))
+        return LargestBatch(best, Answer(plain, plan, self._limit, tried["plain"].get(plain), tried, rows, why, more))
 
     def _with_plan(self, plain: int) -> int:
         """The largest batch with a plan: the smallest plans say where to look, the search that was asked for confirms it."""
@@ -159,6 +166,8 @@ class BatchSearch:
         return largest(self._need, limit, max(1, guess), exact=False, empty=empty)
 
     def _need(self, batch: int) -> int:
+        if self._batches.plans and time.monotonic() > self._until:
+            raise TimeoutError
         size = self._batches.need(batch)
         self._row(batch)
         return size

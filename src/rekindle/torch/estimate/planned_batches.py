@@ -60,7 +60,7 @@ class PlannedBatches:
 
     def empty(self, batch: int) -> int:
         """About the bytes of a planned step without examples, by the trace of this batch."""
-        return self.trace(batch).graph.resident_bytes + self._limit - self.budget(batch)
+        return self.trace(batch).graph.with_resident(self._limit - self.budget(batch))
 
     def at_least(self, batch: int) -> int:
         """Bytes that the smallest plan of a quick search takes at this batch, or that the optimizer's step takes.
