@@ -122,9 +122,9 @@ class PlannedBatches:
         return held_peak(plan.graph, plan.schedule) + bookkeeping(self.trace(batch)) + self._limit - self.budget(batch)
 
     def _carried(self, batch: int, budget: int) -> Plan | None:
-        """The cheapest plan of another batch whose schedule keeps the budget here too; None: none does."""
+        """The cheapest plan of a larger batch whose schedule keeps the budget here too; None: none does."""
         options, best = replace(self._options, goal=Budget(budget)), None
-        for known in filter(None, self.plans.values()):
+        for known in (p for b, p in self.plans.items() if p is not None and b > batch):
 
             def make(traced: Trace, options: PlanOptions, known: Plan = known) -> Plan:
                 graph, how = self._asked(traced, options)
