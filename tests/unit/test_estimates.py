@@ -53,6 +53,18 @@ def test_the_largest_batch_fits_and_its_neighbour_does_not(
     assert len(asked) == len(set(asked))
 
 
+@given(base=st.integers(0, 1000), slope=st.integers(1, 500), limit=st.integers(0, 30_000), first=st.integers(1, 90))
+def test_a_need_that_only_says_that_a_batch_fits_serves_too(base: int, slope: int, limit: int, first: int) -> None:
+    found = largest(
+        lambda b: min(limit, base) if base + slope * b <= limit else base + slope * b,
+        limit,
+        first,
+        exact=False,
+        empty=base,
+    )
+    assert found == max(0, (limit - base) // slope)
+
+
 @given(base=st.integers(0, 10**9), slope=st.integers(1, 10**7), batch=st.integers(1, 10**5), first=st.integers(1, 64))
 def test_an_affine_need_takes_few_tries(base: int, slope: int, batch: int, first: int) -> None:
     asked: list[int] = []
@@ -63,6 +75,9 @@ def test_an_affine_need_takes_few_tries(base: int, slope: int, batch: int, first
 
     assert largest(need, base + slope * batch + slope // 2, first) == batch
     assert len(asked) <= 5
+    asked.clear()
+    assert largest(need, base + slope * batch + slope // 2, first, empty=base) == batch
+    assert len(asked) <= 3
 
 
 def test_a_largest_batch_is_an_int_that_says_more() -> None:
@@ -87,7 +102,8 @@ def test_no_batch_fits() -> None:
 
 def test_rows_say_how_a_batch_fits() -> None:
     assert BatchRow.of(4, 10, 10, None, None).fits == "plain"
-    assert BatchRow.of(5, 11, 10, None, None).fits == "no"
+    assert BatchRow.of(5, 11, 10, None, None, proven=True).fits == "no"
+    assert BatchRow.of(5, 11, 10, None, None).fits == "not found"
 
 
 @given(st.integers(0, 2**40))
@@ -105,7 +121,10 @@ def test_an_estimate_prints_its_parts_and_escapes_what_it_shows() -> None:
     assert text.endswith("a note")
     assert "no plan goes below about 30 B" in e.sentence
     assert "-2.00 % to +1.00 % off in 7 measured steps" in e.sentence
-    assert e.range_bytes == (int(45 / 1.01), int(45 / 0.98))
+    assert "within 5 % or 1.0 MiB, whichever is larger" in e.sentence
+    assert e.range_bytes == (0, 45 + 2**20)
+    low, high = replace(e, peak_bytes=2**30).range_bytes or (0, 0)
+    assert (2**30 / low, 2**30 / high) == pytest.approx((1.05, 0.95))
     assert "<b>" not in e._repr_html_()
     assert max(map(len, text.splitlines()[:-3])) <= 80
     assert "not measured on a GPU" in replace(e, band=None).sentence

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from ..arguments import choice
 from ..ask import EFFORTS, GRADIENTS, Goal
 from ..errors import UsageError
+from ..estimates.batches import BatchRow
+from ..kernels import companion
 from ..printed import value
+from ..saying import live_line
 from ..saying.progress import announce, telling
 from ..show.estimate_text import batches_table, estimate_table, modules_table
 from ..torch.costs import devices
 from . import completing
-from .answer import Answer
-from .models import load_model, takes_batch
+from .answer import Answer, Whole, out_console
+from .models import load_model, usual_batch
 from .options import Batch, HostBudget, Json, Model, Offload, Target
 
 Device = Annotated[
@@ -64,31 +69,65 @@ def estimate(
         choice("gradients", gradients, GRADIENTS)
     budget, target = _budget(device, target)
     steps = None if optimizer.strip().lower() == "none" else optimizer
+    console = None if json else out_console()
     with telling(None):
+        if budget is not None and plans:
+            companion.start()  # the search is compiled while torch is imported and the plain step is estimated
         announce(None, f"loading {model}")
-        made, sample, other, words = _loaded(model, batch)
-        from ..torch.estimate.largest import FIRST, largest_batch
-        from ..torch.estimate.verbs import estimate as estimated
+        made, sample, first, other, words = _loaded(model, batch)
+        from ..torch.estimate.largest import FIRST, MOST_S, BatchSearch, search_options
+        from ..torch.estimate.verbs import EstimateRequest
 
-        found = estimated(made, sample, steps, target=target, gradients=gradients or "fresh")
+        request = EstimateRequest.of_user(made, steps, target, gradients=gradients or "fresh")
+        found = request.of(sample)
+        _show(console, estimate_table(found), modules_table(found), found.sentence)
         largest = None
         if budget is not None:
-            first = batch or FIRST
-            largest = largest_batch(
-                made, other, budget, steps, target=target, first=first, plans=plans, effort=effort, gradients=gradients,
-                offload=completing.OFFLOADS[offload], host_budget=host_budget,
-            )  # fmt: skip
+            options = search_options(budget, effort, completing.OFFLOADS[offload], host_budget)
+            rows = _Rows(console, budget)
+            most_s = MOST_S if effort == "quick" else float("inf")
+            search = BatchSearch(request, other, options, gradients or "kept", rows.add, most_s)
+            search.known |= {first: found} if first else {}
+            largest = search.largest(first or FIRST, plans)
+            rows.end()
     document: dict[str, Any] = found.to_json()
+    rest = [f"assumed: {found.assumed}", *found.notes]
     if largest is not None:
         document |= largest.to_json()
+        rest = [largest.sentence, *([words] if words else []), *rest]
+    return Answer(document, lambda: rest)
 
-    def view() -> list[Any]:
-        parts: list[Any] = [estimate_table(found), modules_table(found), found.sentence]
-        if largest is not None and budget is not None:
-            parts += [batches_table(largest.rows, budget), largest.sentence, *([words] if words else [])]
-        return [*parts, f"assumed: {found.assumed}", *found.notes]
 
-    return Answer(document, view)
+def _show(console: Console | None, *parts: Any) -> None:
+    """Print parts of the answer that are known before the others, unless one document is asked for."""
+    if console is not None:
+        with contextlib.suppress(OSError, ValueError):
+            live_line.erase()
+        for part in parts:
+            console.print(part, soft_wrap=isinstance(part, Whole))
+
+
+class _Rows:
+    """Prints the table of batches row by row."""
+
+    def __init__(self, console: Console | None, budget: int) -> None:
+        self._console, self._budget = console, budget
+        *self._head, self._foot = self._lines()
+        _show(console, *self._head)
+
+    def add(self, row: BatchRow) -> None:
+        """Print a row."""
+        _show(self._console, *self._lines(row)[len(self._head) : -1])
+
+    def end(self) -> None:
+        """End the table."""
+        _show(self._console, self._foot)
+
+    def _lines(self, row: BatchRow | None = None) -> list[Whole]:
+        console = self._console or out_console()
+        with console.capture() as printed:
+            console.print(batches_table(self._budget, row))
+        return [Whole(line) for line in printed.get().splitlines()]
 
 
 def _budget(device: str | None, target: str | None) -> tuple[int | None, str | None]:
@@ -107,28 +146,26 @@ def _budget(device: str | None, target: str | None) -> tuple[int | None, str | N
     return budget, target
 
 
-def _loaded(spec: str, batch: int | None) -> tuple[Any, Any, Callable[[int], Any], str]:
-    """(model, sample, function from a batch to its sample, how the batch is changed where that is not plain).
+def _loaded(spec: str, batch: int | None) -> tuple[Any, Any, int, Callable[[int], Any], str]:
+    """(model, sample, its batch or 0, function from a batch to its sample, how the batch is changed where that is not plain).
 
     A model of the zoo is made of fake tensors, which take no memory.
     """
+    usual = usual_batch(spec)
+    mode: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if spec.startswith("zoo:"):
-        from .. import zoo
         from ..torch.private import FakeTensorMode
 
-        mode, name = FakeTensorMode(), spec.removeprefix("zoo:")
+        mode = FakeTensorMode()
+
+    def load(n: int | None) -> tuple[Any, Any]:
         with mode:
-            made, sample = zoo.load(name, batch=batch)
+            return load_model(spec, n)
 
-        def of_zoo(n: int) -> Any:
-            with mode:
-                return zoo.load(name, batch=n)[1]
-
-        return made, sample, of_zoo, ""
-    made, sample = load_model(spec, None if batch is None or not takes_batch(spec) else batch)
-    if takes_batch(spec):
-        return made, sample, lambda n: load_model(spec, n)[1], ""
+    made, sample = load(None if usual is None else batch)
+    if usual is not None:
+        return made, sample, batch or usual, lambda n: load(n)[1], ""
     from ..torch.estimate.largest import OtherBatches
 
     others = OtherBatches(sample)
-    return made, sample if batch is None else others(batch), others, others.words
+    return made, sample if batch is None else others(batch), batch or others.batch, others, others.words

@@ -140,18 +140,27 @@ def load_model(spec: str, batch: int | None) -> tuple[Any, Any]:
     return made
 
 
-def takes_batch(spec: str) -> bool:
-    """Whether the function of a Python file that "path/to/file.py:function" names takes an argument `batch`.
+def usual_batch(spec: str) -> int | None:
+    """The batch of the sample that "zoo:NAME" or "path/to/file.py:function" makes where none is asked for; 0: it does not say;
+    None: the function takes no argument `batch`.
 
     Raises
     ------
-    UsageError : it names no function of a Python file.
+    UsageError : `spec` names no zoo model and no function of a Python file.
     """
     where, _, name = spec.rpartition(":")
     if not where or not name:
         raise UsageError(f"{spec!r} names no model; write zoo:NAME or path/to/file.py:function")
-    with _no_exit(spec):
-        return "batch" in inspect.signature(_function(Path(where), name)).parameters
+    if where == "zoo":
+        from .. import zoo
+
+        made = zoo.maker(name)
+    else:
+        with _no_exit(spec):
+            made = _function(Path(where), name)
+    taken = inspect.signature(made).parameters.get("batch")
+    usual = getattr(made, "batch", None if taken is None else taken.default)
+    return None if taken is None else usual if isinstance(usual, int) else 0
 
 
 @contextmanager

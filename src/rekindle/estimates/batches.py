@@ -16,16 +16,21 @@ BY_LINE_MOST = 12  # batches that are tried where a line through two others meet
 
 
 def largest(
-    need: Callable[[int], int], limit: int, first: int, most: int = MOST_BATCH, about: Mapping[int, int] | None = None
+    need: Callable[[int], int],
+    limit: int,
+    first: int,
+    most: int = MOST_BATCH,
+    exact: bool = True,
+    empty: int | None = None,
 ) -> int:
     """The largest batch that needs at most `limit` bytes, where batch + 1 needs more; 0: none fits.
 
     Memory is nearly affine in the batch: the line through the two nearest batches tells which one to try next, until two
     neighbours are found of which one fits and the other does not. Each batch is asked for once.
 
-    need : the bytes of a batch, rising with it. first : the batch to begin with. most : no larger batch is asked for. about :
-    bytes of some batches by a quicker way, which say where to look; what `need` says of a batch that fits is then believed no
-    further.
+    need : the bytes of a batch, rising with it. first : the batch to begin with. most : no larger batch is asked for. exact :
+    False: of a batch that fits, `need` says no more than that. empty : about the bytes of a step without examples, which
+    spares a try.
 
     >>> largest(lambda b: 1000 + 10 * b, 1995, first=8)
     99
@@ -41,37 +46,25 @@ def largest(
             too_large = min(too_large, batch)
         if too_large - fits <= 1:
             return fits
-        batch = _next(asked, about or {}, limit, fits, too_large)
+        points = {} if empty is None else {0: empty}
+        points |= {b: x for b, x in asked.items() if exact or x > limit}
+        line = _on_line(points, limit) if len(points) > 1 and len(asked) <= BY_LINE_MOST else None
+        if line is not None:
+            batch = line
+        elif too_large <= most or len(asked) > BY_LINE_MOST:
+            batch = (fits + too_large) // 2
+        elif exact:
+            batch = 2 * fits
+        else:
+            batch = fits + 1 if len(asked) == 1 else int(STEP_RATIO * fits) + 1
+        batch = min(max(batch, fits + 1), too_large - 1)
 
 
-def _next(asked: Mapping[int, int], about: Mapping[int, int], limit: int, fits: int, too_large: int) -> int:
-    """A batch strictly between one that fits and one that does not."""
-
-    def inside(batch: int) -> int:
-        return min(max(batch, fits + 1), too_large - 1)
-
-    if len(asked) > BY_LINE_MOST:
-        return inside((fits + too_large) // 2)
-    over = {b: x for b, x in asked.items() if x > limit}
-    points = over if about else asked
-    if len(points) > 1:
-        a, slope = _line(points, limit)
-        return inside(a + int((limit - points[a]) // slope)) if slope > 0 else inside((fits + too_large) // 2)
-    if about and over:
-        ((batch, size),) = over.items()
-        slope = _line(about, limit)[1] if len(about) > 1 else size / batch
-        return inside(batch + int((limit - size) // slope)) if slope > 0 else inside((fits + too_large) // 2)
-    if over:
-        return inside(too_large // 2)
-    if about:
-        return inside(fits + 1 if len(asked) == 1 else int(STEP_RATIO * fits) + 1)
-    return inside(2 * fits)
-
-
-def _line(points: Mapping[int, int], limit: int) -> tuple[int, float]:
-    """(the batch nearest to the limit, bytes per example by the line through it and the next nearest one)."""
+def _on_line(points: Mapping[int, int], limit: int) -> int | None:
+    """The batch that takes the limit, by the line through the two points nearest to it; None: the line does not rise."""
     a, b = sorted(points, key=lambda x: abs(points[x] - limit))[:2]
-    return a, (points[b] - points[a]) / (b - a)
+    slope = (points[b] - points[a]) / (b - a)
+    return a + int((limit - points[a]) // slope) if slope > 0 else None
 
 
 @dataclass(frozen=True)
@@ -80,7 +73,7 @@ class BatchRow:
 
     plain_bytes : estimated peak of the plain step. planned_bytes : peak of a planned one within the budget, with its results
     held; None: there is none, or none is needed. overhead : the plan's extra seconds / plain seconds. fits : "plain", "with a
-    plan" or "no".
+    plan", "no" (it is proven that none does) or "not found".
     """
 
     batch: int
@@ -90,12 +83,20 @@ class BatchRow:
     fits: str
 
     @classmethod
-    def of(cls, batch: int, plain_bytes: int, budget: int, plan: Plan | None, planned_bytes: int | None) -> BatchRow:
-        """The row of a batch. plan : within the budget; None: none was found, or none was looked for."""
+    def of(
+        cls,
+        batch: int,
+        plain_bytes: int,
+        budget: int,
+        plan: Plan | None,
+        planned_bytes: int | None,
+        proven: bool = False,
+    ) -> BatchRow:
+        """The row of a batch. plan : within the budget; None: none was found. proven : whether there is none."""
         if plain_bytes <= budget:
             return cls(batch, plain_bytes, None, None, "plain")
         if plan is None:
-            return cls(batch, plain_bytes, None, None, "no")
+            return cls(batch, plain_bytes, None, None, "no" if proven else "not found")
         return cls(batch, plain_bytes, planned_bytes, plan.overhead, "with a plan")
 
 
@@ -105,7 +106,8 @@ class LargestBatch(int):
     plain : the largest batch that fits without a plan; 0: none does. plan : the plan of the largest batch; None where none is
     needed or none fits. overhead : its extra seconds / plain seconds. budget_bytes : as it was asked. plain_bytes : the
     estimated peak of the plain step at `plain`. tried : bytes by batch, plain and planned, of every batch that was looked at.
-    rows : the batches that were looked at, rising. why_no_plan : why no plan was looked for; "": it was.
+    rows : the batches that were looked at, rising. why_no_plan : why no plan was looked for; "": it was. more : whether larger
+    batches with a plan were left untried, for want of time.
     """
 
     plain: int
@@ -116,6 +118,7 @@ class LargestBatch(int):
     tried: dict[str, dict[int, int]]
     rows: tuple[BatchRow, ...]
     why_no_plan: str
+    more: bool
 
     def __new__(cls, batch: int, answer: Answer) -> LargestBatch:
         made = super().__new__(cls, batch)
@@ -141,14 +144,16 @@ class LargestBatch(int):
         return {
             "budget_bytes": self.budget_bytes, "largest_batch_plain": self.plain, "largest_batch": int(self),
             "largest_batch_overhead": self.overhead, "batches": [asdict(r) for r in self.rows], "why_no_plan": self.why_no_plan,
+            "more": self.more,
         }  # fmt: skip
 
     @property
     def sentence(self) -> str:
         """One plain sentence: the largest batch without and with a plan, and its price."""
         budget = format_bytes(self.budget_bytes)
+        untried = "; larger ones were not tried, which a higher effort does" if self.more else ""
         if not self:
-            return f"no batch fits {budget}"
+            return f"no batch fits {budget}{untried}"
         plain = (
             f"batch {self.plain} fits {budget} without a plan"
             if self.plain
@@ -157,8 +162,9 @@ class LargestBatch(int):
         if self.why_no_plan:
             return f"{plain}; no plan was looked for: {self.why_no_plan}"
         if self.plan is None:
-            return f"{plain}, and no larger one with a plan"
-        return f"{plain}, batch {int(self)} with one, at {percent(self.overhead)} {COST_WORDS[self.plan.cost]}"
+            return f"{plain}, and no larger one with a plan{untried}"
+        price = f"{percent(self.overhead)} {COST_WORDS[self.plan.cost]}"
+        return f"{plain}, batch {int(self)} with one, at {price}{untried}"
 
 
 @dataclass(frozen=True)
@@ -172,3 +178,4 @@ class Answer:
     tried: dict[str, dict[int, int]]
     rows: tuple[BatchRow, ...] = ()
     why_no_plan: str = ""
+    more: bool = False

@@ -162,14 +162,16 @@ class Choice:
                 return best
         for find in (lambda: self.smaller_saves, lambda: self.slices):
             if (best is None or best.overhead > CHEAP_OVERHEAD) and (steps := find()):
-                best = _cheaper(best, self._unless_refused(partial(self.plan, steps, best, limit)))
+                best = cheaper(best, self._unless_refused(partial(self.plan, steps, best, limit)))
         if best is None and self._comes_near(limit) and (steps := self._slices_of(far=True)) and steps != self.slices:
             best = self._unless_refused(partial(self.plan, steps))  # larger regions, which cost more, before a refusal
         if best is not None:
             return best
         if not self.refusals:
             return self._plan_as_captured()
-        raise min(self.refusals, key=lambda e: e.smallest_peak)
+        refused = min(self.refusals, key=lambda e: e.smallest_peak)
+        refused.bound_bytes = min(e.bound_bytes for e in self.refusals)  # what is proven of every graph
+        raise refused
 
     def _comes_near(self, limit: int) -> bool:
         """Whether the smallest peak of the graphs that were refused is not far above the budget."""
@@ -320,7 +322,7 @@ def _smaller(one: Plan | None, two: Plan | None) -> Plan | None:
     return min(found, key=lambda p: (p.peak_bytes, p.overhead), default=None)
 
 
-def _cheaper(one: Plan | None, two: Plan | None) -> Plan | None:
+def cheaper(one: Plan | None, two: Plan | None) -> Plan | None:
     """The plan that costs less; the first where they cost the same."""
     found = [p for p in (one, two) if p is not None]
     return min(found, key=lambda p: (p.overhead, p.peak_bytes), default=None)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.table import Table
 
 from ..estimates.batches import BatchRow
@@ -34,13 +32,18 @@ def modules_table(e: Estimate) -> Table:
     return table
 
 
-def batches_table(rows: Sequence[BatchRow], budget: int) -> Table:
-    """One row per batch: the plain step, the planned one, its extra time, and which of them fits."""
-    table = _table(f"by batch, within {format_bytes(budget)}", "batch", "plain", "planned within", "extra time", "fits")
-    for r in rows:
-        planned = "-" if r.planned_bytes is None else format_bytes(r.planned_bytes)
-        extra = "-" if r.overhead is None else percent(r.overhead)
-        table.add_row(f"{r.batch:,}", format_bytes(r.plain_bytes), planned, extra, r.fits)
+def batches_table(budget: int, row: BatchRow | None = None) -> Table:
+    """The table of batches with one row, or none: the plain step, the planned one, its extra time, and which of them fits.
+
+    Its columns are as wide for every row, so that rows can be printed one after another.
+    """
+    table = Table(title=f"by batch, within {format_bytes(budget)}", title_justify="left", title_style="bold")
+    for column, width in (("batch", 9), ("plain", 10), ("planned within", 14), ("extra time", 10), ("fits", 11)):
+        table.add_column(column, justify="left" if column == "batch" else "right", width=width)
+    if row is not None:
+        planned = "-" if row.planned_bytes is None else format_bytes(row.planned_bytes)
+        extra = "-" if row.overhead is None else percent(row.overhead)
+        table.add_row(f"{row.batch:,}", format_bytes(row.plain_bytes), planned, extra, row.fits)
     return table
 
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -291,3 +292,21 @@ def test_roofline_is_the_slower_of_arithmetic_and_traffic():
     assert devices.closest(torch.device("cpu")).name == "cpu"
     with pytest.raises(UsageError, match="rtx4090"):
         devices.get("rtx5")
+
+
+def test_a_workspace_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[int] = []
+    run = costs._run
+
+    def counted(todo: Any, counts: Any) -> Any:
+        ran.append(len(todo))
+        return run(todo, counts)
+
+    monkeypatch.setattr(costs, "_run", counted)
+    monkeypatch.setattr(costs, "_SESSION", {})
+    monkeypatch.setattr(costs, "_LATER", {})
+    nodes = joint_nodes()
+    first = costs.known_workspaces(nodes)
+    assert any(first)
+    assert costs.known_workspaces(nodes) == first
+    assert len(ran) == 1

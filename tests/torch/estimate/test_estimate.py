@@ -14,14 +14,16 @@ from torch.nn import functional as F
 
 import rekindle
 from command_line import Ran
-from rekindle.ask import PlanOptions
+from rekindle.ask import Budget, LeastMemory, PlanOptions
 from rekindle.errors import TraceError, UsageError
 from rekindle.estimates.estimate import PARTS
 from rekindle.model.graph import Graph
 from rekindle.model.plan import Plan
 from rekindle.planning.planner import plan_graph
 from rekindle.torch.estimate import planned_batches
-from rekindle.torch.estimate.largest import OtherBatches
+from rekindle.torch.estimate.largest import BatchSearch, OtherBatches
+from rekindle.torch.estimate.planned_batches import Model, PlannedBatches
+from rekindle.torch.estimate.verbs import EstimateRequest
 from rekindle.torch.measure.memory import allocator_peak
 from rekindle.torch.private import FakeTensorMode
 from rekindle.torch.tensors.loss import default_loss
@@ -69,6 +71,22 @@ class Wide(nn.Module):
         return x
 
 
+class Translator(nn.Module):
+    """A small encoder and decoder that returns logits: backward begins with a product by a gradient that is one number."""
+
+    def __init__(self, cell: type[nn.RNNBase], vocab: int = 1000) -> None:
+        super().__init__()
+        self.embed, self.read, self.write = nn.Embedding(vocab, 32), *(cell(32, 48, batch_first=True) for _ in range(2))
+        self.head = nn.Linear(48, vocab)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        return self.head(self.write(self.embed(target), self.read(self.embed(source))[1])[0])  # type: ignore[no-any-return]
+
+
+def translator(cell: type[nn.RNNBase]) -> tuple[nn.Module, Any]:
+    return Translator(cell), (torch.randint(1000, (8, 20)), torch.randint(1000, (8, 15)))
+
+
 def denoiser() -> tuple[nn.Module, Any]:
     return Denoiser(), (torch.randn(4, 3, 64, 64), torch.randn(4, 3, 64, 64))
 
@@ -78,6 +96,10 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "tied": lambda: (Tied(), torch.randint(2000, (20, 8))),
     "encoder": lambda: (nn.TransformerEncoderLayer(64, 4, 256, 0.1, batch_first=True), torch.randn(8, 50, 64)),
     "wide": lambda: (Wide(), torch.randn(4, 400)),
+    "gru": lambda: translator(nn.GRU),
+    "lstm": lambda: translator(nn.LSTM),
+    "rnn": lambda: translator(nn.RNN),
+    "head": lambda: (nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 512)), torch.randn(128, 16)),
 }
 
 
@@ -269,6 +291,77 @@ def test_the_largest_batch_is_the_largest() -> None:
     )
 
 
+def batches_of_a_chain(share: float) -> PlannedBatches:
+    """Batches of a chain of layers with modelled costs, within this share of the activations of 8,192 examples."""
+    layers = [nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(8)]
+    request = EstimateRequest.of_user(nn.Sequential(*layers), "sgd", "h200", progress=False)
+
+    def make(batch: int) -> Tensor:
+        return torch.empty(batch, 256)
+
+    e = request.of(make(8192))
+    limit = e.peak_bytes - int((1 - share) * e.activation_bytes)
+    options = PlanOptions(Budget(limit), effort="quick", progress=False)
+    planned = Model(request.model, make, "sgd", "h200", "fresh")
+    return PlannedBatches(planned, limit, options, lambda batch: request.of(make(batch)))
+
+
+def test_a_batch_costs_no_more_than_the_schedule_of_a_larger_one() -> None:
+    batches = batches_of_a_chain(0.6)
+    assert batches.need(8192) <= batches._limit
+    larger = batches.plans[8192]
+    batches._options = replace(batches._options, solver="chen-sqrt")  # it finds dear plans
+    alone = batches._plan(7168, batches.budget(7168))
+    assert batches.need(7168) <= batches._limit
+    found = batches.plans[7168]
+    assert larger is not None
+    assert found is not None
+    assert (
+        found.overhead <= 1.05 * larger.overhead < alone.overhead
+    )  # of a smaller step, fixed times are a larger share
+
+
+def test_a_smaller_plan_found_later_betters_a_batch() -> None:
+    batches = batches_of_a_chain(0.6)
+    batches._options = replace(batches._options, solver="chen-sqrt")
+    batches.need(7168)
+    before = batches.plans[7168]
+    batches._options = replace(batches._options, solver="auto")
+    batches.need(8192)
+    batches.settle(7168)
+    after, larger = batches.plans[7168], batches.plans[8192]
+    assert before is not None
+    assert after is not None
+    assert larger is not None
+    assert after.overhead <= 1.05 * larger.overhead < before.overhead
+    assert batches.needs[7168] <= batches._limit
+
+
+def test_one_search_for_the_smallest_plan_serves_other_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = []
+
+    def plan(graph: Graph, options: PlanOptions, **how: Any) -> Plan:
+        searched.append(options.goal)
+        return plan_graph(graph, options, **how)
+
+    monkeypatch.setattr(planned_batches, "plan_graph", plan)
+    batches = batches_of_a_chain(0.6)
+    sizes = [batches.at_least(b) for b in (4096, 8192, 12288)]
+    assert sizes == sorted(sizes)
+    assert searched == [LeastMemory()]
+
+
+def test_no_is_said_where_it_is_proven() -> None:
+    batches = batches_of_a_chain(0.1)
+    assert batches.need(8192) > batches._limit
+    assert batches.plans[8192] is None
+    assert batches.proven == {8192}
+    batches = batches_of_a_chain(0.2)  # above the bound, but what is asked for finds nothing there
+    batches._options = replace(batches._options, solver="chen-sqrt")
+    assert batches.need(8192) > batches._limit
+    assert batches.proven == set()
+
+
 def test_other_batches_repeat_the_examples() -> None:
     ids, mask, scale = torch.arange(6).reshape(3, 2), torch.ones(3, 2), torch.ones(())
     others = OtherBatches({"ids": ids, "mask": mask, "scale": scale})
@@ -297,6 +390,7 @@ def test_the_command(capfd: pytest.CaptureFixture[str], tmp_path: Any) -> None:
     assert ran.code == 0
     rows = {r["batch"]: r for r in ran.document["batches"]}
     assert rows[7]["plain_bytes"] == ran.document["peak_bytes"]
+    assert ran.document["more"] is False
     assert ran.document["largest_batch"] == ran.document["largest_batch_plain"] > 7
     ran = Ran(capfd, "estimate", f"{file}:make", "--device", "64KiB")
     assert ran.code == 0
@@ -304,3 +398,43 @@ def test_the_command(capfd: pytest.CaptureFixture[str], tmp_path: Any) -> None:
     assert "with one" in ran.out or "no larger one with a plan" in ran.out
     assert Ran(capfd, "estimate", f"{file}:make", "--device", "0.5").code == 2
     assert Ran(capfd, "estimate", "zoo:nothing").code == 2
+
+
+def test_rows_are_printed_as_they_come(
+    capfd: pytest.CaptureFixture[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed = []
+
+    def need(self: PlannedBatches, batch: int) -> int:
+        printed.append(capfd.readouterr().out)
+        return plain(self, batch)
+
+    plain = PlannedBatches.need
+    monkeypatch.setattr(PlannedBatches, "need", need)
+    file = tmp_path / "net.py"
+    file.write_text(
+        "import torch\nfrom torch import nn\n"
+        "def make(batch=64):\n    layers = [nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(6)]\n"
+        "    return nn.Sequential(*layers), torch.randn(batch, 64)\n"
+    )
+    ran = Ran(capfd, "estimate", f"{file}:make", "--device", "1MiB", "--optimizer", "sgd")
+    assert ran.code == 0
+    first, *later = printed
+    assert "memory of a plain step" in first
+    assert "by batch, within 1.0 MiB" in first
+    assert "plain │" in first.splitlines()[-1]
+    assert any("with a plan │" in x for x in later)
+    whole = "".join([*printed, ran.out]).splitlines()
+    table = whole[next(i for i, line in enumerate(whole) if line.startswith("by batch")) + 1 :]
+    assert len({len(line) for line in table[:-1] if line[:1] in "┏┃┡│└"}) == 1
+
+
+def test_no_larger_batch_is_tried_when_the_time_is_over() -> None:
+    batches = batches_of_a_chain(0.6)
+    planned = batches._model
+    request = EstimateRequest.of_user(planned.model, "sgd", "h200", progress=False)
+    options = replace(batches._options, goal=Budget(batches._limit))
+    found = BatchSearch(request, planned.make_sample, options, "fresh", most_s=0.0).largest(4096)
+    assert found.more
+    assert found > found.plain
+    assert found.sentence.endswith("; larger ones were not tried, which a higher effort does")

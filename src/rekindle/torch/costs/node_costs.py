@@ -100,9 +100,12 @@ def known_workspaces(nodes: Iterable[Node]) -> list[int]:
         known = _Known(group[0].device)
         for c in group:
             assert c.key is not None
-            found[c] = None if (m := known.get(c.key)) is None else m.workspace
+            kept = None if (m := known.get(c.key)) is None else m.workspace
+            found[c] = _LATER.get((known.environment, c.key)) if kept is None else kept
         if todo := [c for c in group if found[c] is None]:
-            found |= _run(todo, counts).workspace
+            ran = _run(todo, Counter()).workspace  # of calls that no step counts, no time is measured
+            found |= {c: ran.get(c, 0) for c in todo}
+            _LATER.update({(known.environment, str(c.key)): ran.get(c, 0) for c in todo})
     return [0 if call is None else found[call] or 0 for call in per_node]
 
 
@@ -130,6 +133,8 @@ def _in_order(per_node: Sequence[OperatorCall | None], costs: Mapping[OperatorCa
 
 # Measurements that this process has made or used: asking again must not measure again where nothing can be stored.
 _SESSION: dict[tuple[str, str], Measurement] = {}
+# Workspaces that `known_workspaces` measured of calls whose costs were settled without: those costs stay as they were given.
+_LATER: dict[tuple[str, str], int] = {}
 
 
 class _Known:

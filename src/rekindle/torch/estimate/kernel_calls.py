@@ -65,7 +65,7 @@ class KernelCall:
     def usual(self) -> int:
         """Bytes that its kernel usually takes, where it cannot be run."""
         shares = _shares(self.target)
-        return int(shares.usual * sum(t.bytes for t in self.tensors))
+        return int(shares.usual * sum(t.bytes for t in self.tensors)) + _copied(self.target, self.args)
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,7 @@ SHARES = {
     "baddbmm": Shares(0.0, 0.02),
 }
 OTHERS = Shares(0.0, 1.0)
+_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
 # Kernels that copy, index or compute by element take nothing, but for a few of each.
 _TAKE_NOTHING = {"copy_", "clone", "cat", "stack", "add_", "fill_", "zero_", "ones_like", "zeros_like", "_to_copy", "embedding",
                  "bernoulli_", "native_dropout", "index_select", "sum", "mean"}  # fmt: skip
@@ -167,11 +168,24 @@ CHANNELS_LEAST = 16  # of a plain convolution: kernels fill up fewer channels
 _CONVOLUTIONS = {"convolution": ((0, 1, 3), (0,)), "convolution_backward": ((1, 2, 4), (0, 1))}
 
 
+def _copied(op: Any, args: tuple[Any, ...]) -> int:
+    """Bytes of the matrices that a product copies first: they lie neither row by row nor column by column. The gradient of a
+    sum is one of them: one number stands for all its elements."""
+    if _name(op) not in _PRODUCTS:
+        return 0
+    copied = 0
+    for t in (x for x in args[-2:] if isinstance(x, Like) and len(x.shape) > 1):
+        (rows, columns), (down, right) = t.shape[-2:], t.strides[-2:]
+        if not (right == 1 and down >= columns or down == 1 and right >= rows):
+            copied += t.bytes
+    return copied
+
+
 def _most(op: Any, args: tuple[Any, ...], tensors: Sequence[Like]) -> tuple[int, bool]:
     """(bytes that the kernel takes at most, whether it is a plain convolution)."""
     shares, size = _shares(op), sum(t.bytes for t in tensors)
     if shares.plain is None:
-        return int(shares.most * size), False
+        return int(shares.most * size) + _copied(op, args), False
     (x, w, stride), _ = _CONVOLUTIONS[_name(op)]
     strides, _, dilation, transposed = args[stride : stride + 4]
     grouped = args[stride + 5] != 1

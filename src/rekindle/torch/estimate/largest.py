@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import time
 from collections.abc import Callable
 from numbers import Integral
 from typing import Any
@@ -21,8 +21,9 @@ from ...saying.progress import Progress, telling
 from .. import accept
 from ..tensors import tree
 from .planned_batches import Model, PlannedBatches
-from .verbs import EstimateRequest, device_of
+from .verbs import EstimateRequest
 
+MOST_S = 35.0  # after which the command line begins with no other batch; the last one takes up to 20 s of one core
 FIRST = 8  # the batch to begin with: the line through it and its double tells where to look
 
 
@@ -72,65 +73,118 @@ def largest_batch(
     flag("plans", plans)
     if not isinstance(first, Integral) or isinstance(first, bool):
         raise UsageError(f"first={value(first)} must be a whole number, the batch to begin with")
+    options = search_options(budget, effort, offload, host_budget, progress)
+    if gradients is not None:
+        choice("gradients", gradients, GRADIENTS)
+    request = EstimateRequest.of_user(model, optimizer, target, gradients=gradients or "fresh", progress=progress)
+    return BatchSearch(request, make_sample, options, gradients or "kept").largest(max(1, int(first)), plans)
+
+
+def search_options(
+    budget: str | int, effort: str, offload: bool | str, host_budget: str | int | None, progress: Progress = None
+) -> PlanOptions:
+    """The options of the plans of a search for the largest batch, checked.
+
+    Raises
+    ------
+    UsageError : an argument makes no sense.
+    """
     goal = Goal.parse(budget)
     if goal.budget is None:
         raise UsageError(f"budget={value(budget)} is a fraction; give the memory of the device, such as '24GiB'")
     host = core_accept.host_bytes(host_budget)
-    options = core_accept.search(PlanOptions(goal, effort=effort, offload=offload, host_budget=host, progress=progress))
-    limit = goal.budget
-    if gradients is not None:
-        choice("gradients", gradients, GRADIENTS)
+    return core_accept.search(PlanOptions(goal, effort=effort, offload=offload, host_budget=host, progress=progress))
 
-    accept.module(model)
-    accept.optimizer(optimizer)
-    request = EstimateRequest(
-        model, optimizer, device_of(model, target), gradients=gradients or "fresh", progress=progress
-    )
 
-    @functools.cache
-    def estimated(batch: int) -> Estimate:
-        return request.of(make_sample(batch))
+class BatchSearch:
+    """One search for the largest batch.
 
-    tried: dict[str, dict[int, int]] = {"plain": {}, "planned": {}}
+    request : of the plain step. gradients : of planned ones. told : gets each row as soon as it is known; where the plan of a
+        batch is bettered, a second one.
+    known : the estimates by batch. most_s : seconds after which plans of no other batch are looked for.
+    """
 
-    def plain_need(batch: int) -> int:
-        tried["plain"][batch] = estimated(batch).peak_bytes
-        return tried["plain"][batch]
+    def __init__(
+        self,
+        request: EstimateRequest,
+        make_sample: Callable[[int], Any],
+        options: PlanOptions,
+        gradients: str,
+        told: Callable[[BatchRow], None] = lambda _: None,
+        most_s: float = float("inf"),
+    ) -> None:
+        assert options.goal.budget is not None
+        self._request, self._make, self._told, self._limit = request, make_sample, told, options.goal.budget
+        planned = Model(request.model, make_sample, request.optimizer, request.target, gradients)
+        self._batches = PlannedBatches(planned, self._limit, options, self.estimated)
+        self._rows: dict[int, BatchRow] = {}
+        self._until = time.monotonic() + most_s
+        self.known: dict[int, Estimate] = {}
 
-    with accept.alone("largest_batch", model, progress), telling(progress):
-        plain = largest(plain_need, limit, first)
-        batches = PlannedBatches(
-            Model(model, make_sample, optimizer, target, gradients or "kept"), limit, options, estimated
+    def estimated(self, batch: int) -> Estimate:
+        """The estimate of the plain step."""
+        if batch not in self.known:
+            self.known[batch] = self._request.of(self._make(batch))
+        return self.known[batch]
+
+    def largest(self, first: int, plans: bool = True) -> LargestBatch:
+        """The largest batch, and the rows of the batches that were looked at."""
+        progress = self._request.progress
+        with accept.alone("largest_batch", self._request.model, progress), telling(progress):
+            tried: dict[str, dict[int, int]] = {"plain": {}, "planned": self._batches.needs}
+
+            def plain_need(batch: int) -> int:
+                tried["plain"][batch] = size = self.estimated(batch).peak_bytes
+                if size <= self._limit:
+                    self._row(batch)
+                return size
+
+            e = self.estimated(first)
+            empty = e.parameter_bytes + e.buffer_bytes + e.optimizer_bytes + e.overhead_bytes
+            best = plain = largest(plain_need, self._limit, first, empty=empty)
+            why, more = "" if plans else "plans=False", False
+            if plans:
+                try:
+                    best = max(plain, self._with_plan(plain))
+                    for b in self._batches.traced(plain + 1, best - 1):  # rows of traces that are made already
+                        if b in self._batches.plans or time.monotonic() < self._until:
+                            self._batches.settle(b)
+                            self._row(b)
+                except TraceError as e:
+                    why = str(e)
+                except TimeoutError:
+                    best, more = max([plain, *(b for b, p in self._batches.plans.items() if p is not None)]), True
+        plan = self._batches.plans.get(best) if best > plain else None
+        rows = tuple(self._rows[b] for b in sorted(self._rows))
+        return LargestBatch(best, Answer(plain, plan, self._limit, tried["plain"].get(plain), tried, rows, why, more))
+
+    def _with_plan(self, plain: int) -> int:
+        """The largest batch with a plan: the smallest plans say where to look, the search that was asked for confirms it."""
+        batches, limit, first = self._batches, self._limit, max(1, 2 * plain)
+        empty = batches.empty(first)
+        guess = largest(batches.at_least, limit, first, empty=empty)
+        return largest(self._need, limit, max(1, guess), exact=False, empty=empty)
+
+    def _need(self, batch: int) -> int:
+        if self._batches.plans and time.monotonic() > self._until:
+            raise TimeoutError
+        size = self._batches.need(batch)
+        self._row(batch)
+        return size
+
+    def _row(self, batch: int) -> None:
+        b = self._batches
+        row = BatchRow.of(
+            batch,
+            self.estimated(batch).peak_bytes,
+            self._limit,
+            b.plans.get(batch),
+            b.needs.get(batch),
+            batch in b.proven,
         )
-        best, why = plain, "" if plans else "plans=False"
-        if plans:
-            try:
-                best = max(plain, _with_plan(batches, limit, plain))
-                for b in batches.traced(plain + 1, best):  # rows for the table, of traces that are made already
-                    batches.need(b)
-            except TraceError as e:
-                why = str(e)
-    tried["planned"] |= batches.needs
-    at = {b: estimated(b).peak_bytes for b in {*tried["plain"], *batches.plans}}
-    rows = tuple(
-        BatchRow.of(b, at[b], limit, batches.plans.get(b), batches.needs.get(b))
-        for b in sorted(at)
-        if at[b] <= limit or b in batches.plans
-    )
-    plan = batches.plans.get(best) if best > plain else None
-    return LargestBatch(best, Answer(plain, plan, limit, tried["plain"].get(plain), tried, rows, why))
-
-
-def _with_plan(batches: PlannedBatches, limit: int, plain: int) -> int:
-    """The largest batch with a plan; a quick search says where to look, and the search that was asked for confirms it."""
-    quick: dict[int, int] = {}
-
-    def at_least(batch: int) -> int:
-        quick[batch] = batches.at_least(batch)
-        return quick[batch]
-
-    guess = largest(at_least, limit, max(1, 2 * plain))
-    return largest(batches.need, limit, max(1, guess), about=quick)
+        if self._rows.get(batch) != row:
+            self._rows[batch] = row
+            self._told(row)
 
 
 class OtherBatches:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,20 +10,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...ask import Budget, PlanOptions
-from ...errors import InfeasibleBudget
+from ...ask import Budget, LeastMemory, PlanOptions
+from ...errors import InfeasibleBudget, UsageError
 from ...estimates.estimate import Estimate
-from ...model.graph import OPERATOR
+from ...model.graph import OPERATOR, Graph
 from ...model.held import held_peak
 from ...model.plan import Plan
+from ...planning.carrying import carried_plan
 from ...planning.planner import plan_graph
+from ...planning.variants import cheaper
 from ...saying.progress import announce
 from ...saying.sizes import format_bytes
 from .. import accept
 from ..operators.own_ops import workspace_bytes
 from ..private import is_fake
 from ..run import stages
-from ..serve.plan_rewritten import plan_rewritten
+from ..serve.plan_rewritten import plan_rewritten, rewritten_alike
 from ..serve.plan_trace import bookkeeping, with_link
 from ..tensors import tree
 from ..tensors.op_tensors import tensors_in
@@ -44,50 +47,95 @@ class Model:
 
 
 class PlannedBatches:
-    """Traces and plans of batches, each made once. estimate : the estimate of a batch."""
+    """Traces and plans of batches, each made once. estimate : the estimate of a batch. proven : the batches that no plan fits,
+    as bounds show."""
 
     def __init__(self, model: Model, limit: int, options: PlanOptions, estimate: Callable[[int], Estimate]) -> None:
         self._model, self._limit, self._options, self._estimate = model, limit, options, estimate
         self._traces: dict[int, Trace] = {}
-        self._smallests: dict[int, int] = {}
+        self._smallest: list[Plan] = []
         self.plans: dict[int, Plan | None] = {}
         self.needs: dict[int, int] = {}
+        self.proven: set[int] = set()
+
+    def empty(self, batch: int) -> int:
+        """About the bytes of a planned step without examples, by the trace of this batch."""
+        return self.trace(batch).graph.with_resident(self._limit - self.budget(batch))
 
     def at_least(self, batch: int) -> int:
-        """Bytes of the smallest budget that a quick search keeps at this batch, or that the optimizer's step takes."""
-        return max(self._smallest(batch), self._beside_steps(batch))
+        """Bytes that the smallest plan of a quick search takes at this batch, or that the optimizer's step takes.
+
+        The schedule of another batch serves if it is about as small here.
+        """
+        t, options = self.trace(batch), replace(self._options, goal=LeastMemory(), effort="quick")
+        announce(options.progress, f"looking for the smallest plan at batch {batch}")
+        graph, how = self._asked(t, options)
+        found = carried_plan(graph, options, self._smallest, **how)
+        if found is None:
+            found = plan_graph(graph, options, **how, proves=False)
+            self._smallest.append(found)
+        return max(self._held(found, batch), self._beside_steps(batch))
 
     def need(self, batch: int) -> int:
         """At most the limit if a plan for this batch fits; else the bytes of the smallest budget that is known to be kept."""
         if batch not in self.needs:
             self.needs[batch] = max(self._within(batch), self._beside_steps(batch))
+            if self._beside_steps(batch) > self._limit:
+                self.proven.add(batch)
         return self.needs[batch]
 
+    def settle(self, batch: int) -> None:
+        """Find the plan of a batch, or better it by schedules that were found since."""
+        if (plan := self.plans.get(batch)) is None:
+            self.need(batch)
+            return
+        better = cheaper(plan, self._carried(batch, self.budget(batch)))
+        if better is not None and better is not plan:
+            self.plans[batch] = better
+            self.needs[batch] = max(self._held(better, batch), self._beside_steps(batch))
+
     def traced(self, least: int, most: int) -> list[int]:
-        """The batches from `least` to `most` that were traced."""
-        return [b for b in sorted(self._traces) if least <= b <= most]
+        """The batches from `least` to `most` that were traced, the largest first."""
+        return [b for b in sorted(self._traces, reverse=True) if least <= b <= most]
 
     def _within(self, batch: int) -> int:
         budget = self.budget(batch)
         if budget <= 0:
             self.plans[batch] = None
+            self.proven.add(batch)
             return self._limit + 1
+        refused, found = None, self._carried(batch, budget)
         try:
-            self.plans[batch] = found = self._plan(batch, budget, self._options.effort)
+            found = cheaper(self._plan(batch, budget), found)
         except InfeasibleBudget as e:
-            self.plans[batch] = None
-            return e.smallest_peak + self._limit - budget
-        return held_peak(found.graph, found.schedule) + bookkeeping(self.trace(batch)) + self._limit - budget
+            refused = e
+        self.plans[batch] = found
+        if found is None:
+            assert refused is not None
+            if refused.bound_bytes > budget:
+                self.proven.add(batch)
+            return refused.smallest_peak + self._limit - budget
+        return self._held(found, batch)
 
-    def _smallest(self, batch: int) -> int:
-        """Bytes of the smallest budget that a quick search keeps: it is asked for less than can be kept."""
-        if batch not in self._smallests:
-            try:
-                found = self._plan(batch, 1, "quick").peak_bytes
-            except InfeasibleBudget as e:
-                found = e.smallest_peak
-            self._smallests[batch] = found + self._limit - self.budget(batch)
-        return self._smallests[batch]
+    def _held(self, plan: Plan, batch: int) -> int:
+        """Bytes of a planned step whose results are held, with all that the device takes beside."""
+        return held_peak(plan.graph, plan.schedule) + bookkeeping(self.trace(batch)) + self._limit - self.budget(batch)
+
+    def _carried(self, batch: int, budget: int) -> Plan | None:
+        """The cheapest plan of a larger batch whose schedule keeps the budget here too; None: none does."""
+        options, best = replace(self._options, goal=Budget(budget)), None
+        for known in (p for b, p in self.plans.items() if p is not None and b > batch):
+
+            def make(traced: Trace, options: PlanOptions, known: Plan = known) -> Plan:
+                graph, how = self._asked(traced, options)
+                found = carried_plan(graph, options, [known], **how)
+                if found is None:
+                    raise UsageError("the schedule does not keep the budget")
+                return replace(found, trace=traced.with_graph(found.graph))
+
+            with contextlib.suppress(UsageError):
+                best = cheaper(best, rewritten_alike(self.trace(batch), options, [known], make))
+        return best
 
     def budget(self, batch: int) -> int:
         """Bytes that a plan may hold: the limit, minus rounding, the framework and workspaces of a GPU."""
@@ -99,19 +147,23 @@ class PlannedBatches:
         """Bytes of the optimizer's step, which no plan makes smaller."""
         return dict(self._estimate(batch).phases).get(OPTIMIZER, 0)
 
-    def _plan(self, batch: int, budget: int, effort: str) -> Plan:
+    def _plan(self, batch: int, budget: int) -> Plan:
         t = self.trace(batch)
-        options = replace(self._options, goal=Budget(budget), effort=effort)
+        options = replace(self._options, goal=Budget(budget))
         announce(options.progress, f"planning batch {batch} within {format_bytes(self._limit)}")
 
         def make(traced: Trace, options: PlanOptions) -> Plan:
-            how: dict[str, Any] = {"finish": stages.finish(traced.lowered), "bookkeeping": bookkeeping(traced)}
-            linked = traced.with_graph(with_link(traced, options))
-            made = linked.planned(lambda graph: plan_graph(graph, options, **how))
+            graph, how = self._asked(traced, options)
+            made = traced.with_graph(graph).planned(lambda graph: plan_graph(graph, options, **how))
             return replace(made, trace=traced.with_graph(made.graph))
 
         # Of a rewritten step of fake tensors it is not known what its kernels take beside their results.
-        return make(t, options) if t.fake or budget == 1 else plan_rewritten(t, options, make)
+        return make(t, options) if t.fake else plan_rewritten(t, options, make)
+
+    @staticmethod
+    def _asked(traced: Trace, options: PlanOptions) -> tuple[Graph, dict[str, Any]]:
+        """(the graph that is planned, what else the planner is told of it)."""
+        return with_link(traced, options), {"finish": stages.finish(traced.lowered), "bookkeeping": bookkeeping(traced)}
 
     def trace(self, batch: int) -> Trace:
         """The trace of a batch. Seconds are modelled for models on the meta device and for fake ones."""

@@ -62,14 +62,7 @@ def estimate(
     UsageError : an argument makes no sense, or the model cannot be trained as it is.
     """
     accept.process("estimate")
-    choice("gradients", gradients, (*GRADIENTS, "none"))
-    gradients = "fresh" if gradients == "none" else gradients
-    if loss is not None and not callable(loss):
-        raise UsageError(f"loss={value(loss)} cannot be called; give a function from the model's result to a scalar")
-    accept.module(model)
-    accept.optimizer(optimizer)
-    request = EstimateRequest(model, optimizer, device_of(model, target), loss, gradients, progress)
-    return request.of(sample)
+    return EstimateRequest.of_user(model, optimizer, target, loss, gradients, progress).of(sample)
 
 
 @dataclass(frozen=True)
@@ -78,10 +71,49 @@ class EstimateRequest:
 
     model: nn.Module
     optimizer: Any
-    device: devices.Device
+    target: str | None
     loss: LossOf | None = None
     gradients: str = "fresh"
     progress: Progress = None
+
+    @classmethod
+    def of_user(
+        cls,
+        model: nn.Module,
+        optimizer: Any,
+        target: str | None,
+        loss: LossOf | None = None,
+        gradients: str = "fresh",
+        progress: Progress = None,
+    ) -> EstimateRequest:
+        """A user's request, checked.
+
+        Raises
+        ------
+        UsageError : an argument makes no sense.
+        """
+        choice("gradients", gradients, (*GRADIENTS, "none"))
+        gradients = "fresh" if gradients == "none" else gradients
+        if loss is not None and not callable(loss):
+            raise UsageError(
+                f"loss={value(loss)} cannot be called; give a function from the model's result to a scalar"
+            )
+        accept.module(model)
+        accept.optimizer(optimizer)
+        return cls(model, optimizer, target, loss, gradients, progress)
+
+    @cached_property
+    def device(self) -> devices.Device:
+        """The device that the step is for.
+
+        Raises
+        ------
+        UsageError : `target` is unknown.
+        """
+        if self.target is not None:
+            return devices.get(self.target)
+        p = next(self.model.parameters(), None)
+        return devices.closest(torch.device("cpu") if p is None else p.device)
 
     @cached_property
     def memory(self) -> KernelMemory:
@@ -99,19 +131,6 @@ class EstimateRequest:
             step = step_of_twin(self.model, call, options, self.memory)
             announce(self.progress, "running the kernels that could set the peak")
             return _estimate(self.model, step, options, self.memory, begin)
-
-
-def device_of(model: nn.Module, target: str | None) -> devices.Device:
-    """The device that the step is for.
-
-    Raises
-    ------
-    UsageError : `target` is unknown.
-    """
-    if target is not None:
-        return devices.get(target)
-    p = next(model.parameters(), None)
-    return devices.closest(torch.device("cpu") if p is None else p.device)
 
 
 def _estimate(model: nn.Module, step: SteppedTwin, o: StepOptions, memory: KernelMemory, begin: float) -> Estimate:
