@@ -23,9 +23,9 @@ EXAMPLES_PAGE = DOCS / "examples.md"
 NOTEBOOKS = DOCS.parent / "notebooks"
 API = {  # public names by heading; a name that stands under none comes last
     "One line": ["checkpoint", "restore"],
-    "The steps": ["trace", "plan", "frontier", "apply", "verify", "load", "cite"],
+    "The steps": ["trace", "plan", "frontier", "apply", "verify", "status", "load", "cite"],
     "Will it fit?": ["estimate", "largest_batch", "Estimate", "LargestBatch"],
-    "Plans and results": ["Plan", "PartsPlan", "Trace", "Check"],
+    "Plans and results": ["Plan", "PartsPlan", "Trace", "Check", "Status"],
     "Graphs and schedules": ["Graph", "Op", "Value", "Link", "Schedule", "Run", "Free", "Offload", "Fetch", "simulate",
                              "Simulation"],
     "Errors and warnings": ["RekindleError", "UsageError", "InfeasibleBudget", "TraceError", "PlanMismatch",

@@ -36,5 +36,5 @@ data, model = torch.randn(4, 8, 16, 32), Net()
 plain = copy.deepcopy(model)
 rekindle.checkpoint(model.blocks, torch.randn(8, 16, 64, requires_grad=True), minimize="memory", effort="quick")
 compiled = torch.compile(model, backend="aot_eager")  # each planned module is one opaque call; "inductor" on GPUs
-same = all(map(torch.equal, train(compiled, model), train(plain, plain)))
-print(f"weights equal the plain run's, bit for bit: {same}; steps by the plan: {model.blocks.forward.last.uses} of 4")
+same, used = all(map(torch.equal, train(compiled, model), train(plain, plain))), rekindle.status(model.blocks).calls
+print(f"weights equal the plain run's, bit for bit: {same}; steps by the plan: {used} of 4")

@@ -33,6 +33,6 @@ plain = DistributedDataParallel(copy.deepcopy(model))
 rekindle.checkpoint(model, data[0], budget=0.7, effort="quick")  # the one line: before DDP, in every process
 model = DistributedDataParallel(model)
 same = all(map(torch.equal, train(model), train(plain)))
-used = model.module.forward.last.uses
+used = rekindle.status(model.module).calls
 print(f"rank {dist.get_rank()}: weights equal the plain run's, bit for bit: {same}; steps by the plan: {used} of 4")
 dist.destroy_process_group()

@@ -36,5 +36,5 @@ def train(policy):
 
 plain = copy.deepcopy(policy)
 rekindle.checkpoint(policy, {"input_ids": pairs[0]}, budget=0.7, effort="quick")  # the policy alone, after the copy
-same, used = all(map(torch.equal, train(policy), train(plain))), policy.forward.last.uses
+same, used = all(map(torch.equal, train(policy), train(plain))), rekindle.status(policy).calls
 print(f"weights equal the plain run's, bit for bit: {same}; steps by the plan: {used} of 8")

@@ -28,5 +28,5 @@ batch = torch.stack(words[:4])
 sample = {"input_ids": batch, "labels": batch.clone(), "num_items_in_batch": torch.tensor(124.0)}  # as Trainer calls it
 rekindle.checkpoint(model, sample, budget=0.7, effort="quick", optimizer="adamw")  # before Trainer(...)
 print(model.forward.plan.sentence)
-same, used = all(map(torch.equal, train(model), train(plain))), model.forward.last.uses
+same, used = all(map(torch.equal, train(model), train(plain))), rekindle.status(model).calls
 print(f"weights equal the plain run's, bit for bit: {same}; steps by the plan: {used} of 4")

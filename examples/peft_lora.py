@@ -32,5 +32,5 @@ plain = copy.deepcopy(model)
 batch = words[0]
 rekindle.checkpoint(model, {"input_ids": batch, "labels": batch}, budget=0.7, effort="quick")  # after get_peft_model
 print(model.forward.plan.sentence)
-same, used = all(map(torch.equal, train(model), train(plain))), model.forward.last.uses
+same, used = all(map(torch.equal, train(model), train(plain))), rekindle.status(model).calls
 print(f"weights equal the plain run's, bit for bit: {same}; steps by the plan: {used} of 4")

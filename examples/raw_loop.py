@@ -31,4 +31,4 @@ plain = copy.deepcopy(model)
 model = rekindle.checkpoint(model, data[0][0], budget=0.7, effort="quick")  # the one line
 print(model.forward.plan.sentence)
 same = all(map(torch.equal, train(model), train(plain)))
-print(f"weights equal the plain run's, bit for bit: {same}; steps by the plan: {model.forward.last.uses} of 4")
+print(f"weights equal the plain run's, bit for bit: {same}; steps by the plan: {rekindle.status(model).calls} of 4")

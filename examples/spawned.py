@@ -22,7 +22,7 @@ def train(model, data):
 
 
 def work(rank, model, data, results):
-    results[rank] = [p.numpy() for p in train(model, data)], model.forward.last.uses
+    results[rank] = [p.numpy() for p in train(model, data)], rekindle.status(model).calls
 
 
 if __name__ == "__main__":

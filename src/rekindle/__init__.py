@@ -36,16 +36,16 @@ if TYPE_CHECKING:
     from .estimates.estimate import Estimate
     from .torch.estimate.largest import largest_batch
     from .torch.estimate.verbs import estimate
+    from .torch.parts.status import Status, status
     from .torch.parts.verify import verify
     from .torch.serve.verify import Check
     from .torch.trace import Trace, trace
 
 __all__ = [
     "Check", "Estimate", "Fetch", "FormatError", "Free", "Graph", "InfeasibleBudget", "LargestBatch", "Link", "Offload", "Op",
-    "ParityError",
-    "PartsPlan", "Plan", "PlanMismatch", "RekindleError", "RekindleWarning", "Run", "Schedule", "Simulation", "Trace",
-    "TraceError", "UsageError", "Value", "__version__", "apply", "checkpoint", "cite", "estimate", "frontier", "largest_batch",
-    "load", "plan", "restore", "simulate", "trace", "verify", "zoo",
+    "ParityError", "PartsPlan", "Plan", "PlanMismatch", "RekindleError", "RekindleWarning", "Run", "Schedule", "Simulation",
+    "Status", "Trace", "TraceError", "UsageError", "Value", "__version__", "apply", "checkpoint", "cite", "estimate",
+    "frontier", "largest_batch", "load", "plan", "restore", "simulate", "status", "trace", "verify", "zoo",
 ]  # fmt: skip
 
 # Public names of modules that import torch or are rarely needed: imported when they are first asked for.
@@ -53,9 +53,11 @@ _LAZY = {
     "Check": ".torch.serve.verify",
     "Estimate": ".estimates.estimate",
     "LargestBatch": ".estimates.batches",
+    "Status": ".torch.parts.status",
     "Trace": ".torch.trace",
     "estimate": ".torch.estimate.verbs",
     "largest_batch": ".torch.estimate.largest",
+    "status": ".torch.parts.status",
     "trace": ".torch.trace",
     "verify": ".torch.parts.verify",
     "zoo": ".zoo",

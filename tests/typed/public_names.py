@@ -21,6 +21,8 @@ def the_steps(model: nn.Module, sample: torch.Tensor) -> float:
     front: list[rekindle.Plan] = rekindle.frontier(trace, effort="quick")
     applied: nn.Module = rekindle.apply(model, front[0], on_new_shape="error")
     check: rekindle.Check = rekindle.verify(applied, sample, plan)
+    status: rekindle.Status = rekindle.status(applied)
+    print(status, status.calls, [x.why for x in status.plain], status.to_json()["format"])
     plan.save("plan.json")
     loaded: rekindle.Plan | rekindle.PartsPlan = rekindle.load("plan.json")
     print(plan, plan.sentence, rekindle.cite(loaded), rekindle.__version__)

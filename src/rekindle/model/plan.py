@@ -80,6 +80,9 @@ class Plan(AnyPlan):
     solve_seconds: float
     created_with: dict[str, str] = field(default_factory=lambda: _created_with())
     trace: Any = field(default=None, repr=False, compare=False)  # the Trace it was made from, in this process only
+    checked: Any = field(
+        default=None, repr=False, compare=False
+    )  # the Check of its measured step, in this process only
     asked: PlanOptions | None = field(default=None, repr=False, compare=False)
     verified: bool = field(default=True, compare=False)
     captured: TraceOptions = field(default_factory=TraceOptions, repr=False, compare=False)  # as a file says it

@@ -316,7 +316,7 @@ def test_calls_that_cannot_be_planned_are_remembered_up_to_a_number() -> None:
     planned = rekindle.checkpoint(nn.Linear(2, 2), torch.randn(3, 2), minimize="memory", solver="none")
     refusals = Refusals(planned.forward._replanner.plans)
     for k in range(FAILED_CALLS_MOST + 10):
-        refusals.add(model, ((k,), (), ()))
+        refusals.add(model, ((k,), (), ()), ("", ""))
     assert len(refusals._failed) == FAILED_CALLS_MOST
     assert refusals.hold(model, ((20,), (), ()))
     assert not refusals.hold(model, ((0,), (), ()))

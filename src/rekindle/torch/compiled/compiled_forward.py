@@ -18,11 +18,11 @@ from torch import nn
 from ...compiling import IN_SLICES, Compiled, CompileOptions
 from ...errors import RekindleError
 from ...printed import first_line
-from ...saying import notices
 from .. import private
 from ..measure.caches import without_caches
 from ..measure.recording import signature
 from ..run.own_forward import SwitchedForward
+from ..serve.said_once import WarnOnce
 from ..tensors.lock import LOCK
 from .compiler import as_partitioner, mode_settings
 from .saving import Saving
@@ -52,7 +52,7 @@ class CompiledForward(SwitchedForward):
         self.way, self.options, self.kind, self.keeps_caches = way, options, kind, keeps_caches
         self._training = model.training
         self._call: Any = None
-        self._told: set[str] = set()  # warnings that were given
+        self._warned = WarnOnce()
         self.raises = False  # the compiler's errors, in place of a warning
 
     def _pickled(self) -> Any:
@@ -65,11 +65,11 @@ class CompiledForward(SwitchedForward):
             None if way is None else Compiled(way),
             CompileOptions(options["mode"], options["options"]),
         )
-        self._call, self._told, self.raises = None, set(), False
+        self._call, self._warned, self.raises = None, WarnOnce(), False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledForward:
         copied = super().__deepcopy__(memo)
-        copied._call, copied._told = None, set()
+        copied._call, copied._warned = None, WarnOnce()
         return copied
 
     @private.not_traced_by_compile
@@ -80,10 +80,13 @@ class CompiledForward(SwitchedForward):
             or model.training != self._training or private.in_func_transform() or private.in_forward_ad()
         )  # fmt: skip
         if runs_plain or private.modes_are_on():  # under which torch.compile compiles nothing
+            self.count_plain(model is not None and model.training == self._training)
             return self.plain(*args, **kwargs)
         assert model is not None
         if why := not_compiled(model, self._own):
-            self._warn(f"{type(model).__name__} {why}, which compiled code would not run: its calls run uncompiled")
+            self._say_plain(
+                f"{type(model).__name__} {why}, which compiled code would not run: its calls run uncompiled"
+            )
             return self.plain(*args, **kwargs)
         return self._compiled(model, args, kwargs)
 
@@ -104,22 +107,25 @@ class CompiledForward(SwitchedForward):
         with without_caches(model, self.keeps_caches):
             try:
                 if self.copies is None:
-                    return self._call(model, *args, **kwargs)
-                return self.copies.run(model, (args, kwargs), functools.partial(self._call, model, *args, **kwargs))
+                    result = self._call(model, *args, **kwargs)
+                else:
+                    run = functools.partial(self._call, model, *args, **kwargs)
+                    result = self.copies.run(model, (args, kwargs), run)
+                self.tally.ran += 1
+                return result
             except Exception as e:
                 if self.raises or not (isinstance(e, NotCompiled) or type(e).__module__.startswith(COMPILERS)):
                     raise
                 which = getattr(model, "path", type(model).__name__)
-                self._warn(
+                self._say_plain(
                     f"torch.compile cannot compile a call of {which} ({type(e).__name__}: {first_line(e)[:100]}): such "
                     "calls run uncompiled, in more memory. If inputs have many sizes, pad them to a few"
                 )
                 return self.plain(*args, **kwargs)
 
-    def _warn(self, words: str) -> None:
-        if words not in self._told:
-            self._told.add(words)
-            notices.warn(words)
+    def _say_plain(self, words: str) -> None:
+        """Count a call that runs uncompiled, and warn once."""
+        self.tally.add_plain(words, self._warned.warn(words))
 
     @contextlib.contextmanager
     def as_it_is(self) -> Iterator[None]:

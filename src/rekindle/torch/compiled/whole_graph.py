@@ -19,6 +19,7 @@ from torch import fx, nn
 
 from ...compiling import Compiled, CompileOptions
 from ..offload.part_copies import PartCopies
+from ..run.own_forward import Tally
 from .compiled_forward import CompiledForward, own_forward, own_function
 from .compiler import while_tracing
 from .cuts import Cuts
@@ -51,6 +52,7 @@ class StagedForward(CompiledForward):
         self.graphs: list[str] = []  # a digest of how the stages are linked in each graph that was traced
         self.ways: Mapping[str, Compiled] = {}
         self.copies_of: Callable[[str], PartCopies | None] = lambda _: None
+        self.tallies: dict[str, Tally] = {}  # path of a stage -> how often it ran
         self._planned: Collection[str] | None = None
         self._known: dict[tuple[str, str], Stage] = {}
         self._bodies: dict[str, fx.GraphModule] = {}
@@ -70,11 +72,14 @@ class StagedForward(CompiledForward):
         ways: Mapping[str, Compiled],
         planned: Collection[str] | None = None,
         copies_of: Callable[[str], PartCopies | None] = lambda _: None,
+        tallies: dict[str, Tally] | None = None,
     ) -> None:
         """ways : path of a stage -> its way; others run uncompiled. planned : all stages that the plan knows; None: all that
         there are. One that it does not know, in a call of another kind, saves its inputs alone. copies_of : gives what copies
-        for the stage of a path; None: nobody copies."""
+        for the stage of a path; None: nobody copies. tallies : count the calls of the stages, and of the model at ""."""
         self.ways, self._planned, self.copies_of = dict(ways), planned, copies_of
+        self.tallies = {} if tallies is None else tallies
+        self.tally = self.tallies.setdefault("", Tally())
         for stage in self.stages:
             self._set(stage)
 
@@ -97,13 +102,13 @@ class StagedForward(CompiledForward):
         way = self.ways.get(stage.path)
         if way is None and self._planned is not None and stage.path not in self._planned:
             way = Compiled("inputs")
-            self._warn(
+            self._warned.warn(
                 f"a call of {type(self._model()).__name__} runs in stages that its plan does not know: they save their inputs "
                 "alone. Give rekindle.checkpoint a sample of such a call to plan it"
             )
         if way is not None:
             forward = StageForward(stage, way, self.options, stage.kind)
-            forward.copies = self.copies_of(stage.path)
+            forward.copies, forward.tally = self.copies_of(stage.path), self.tallies.setdefault(stage.path, Tally())
             forward.take_over(stage)
 
     def _make_call(self, model: nn.Module) -> Callable[..., Any]:

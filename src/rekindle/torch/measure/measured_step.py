@@ -105,9 +105,11 @@ def run(
     which : its name in errors. levels : also measures the memory at the marks that the step sets.
     """
     left: list[torch.Tensor] = []
+    took: list[float] = []  # by the step alone: starting and reading the instruments may take a hundred times as long
     args, kwargs, tensors = s.sample.fresh()
 
     def step() -> None:
+        begin = time.perf_counter()
         value, made = s.called(args, kwargs)
         if way is not Calls.HELD:
             del made
@@ -122,6 +124,9 @@ def run(
                 _draw(s)
         _backward(value)
         left.append(value.detach() + other.detach() if way is Calls.TWICE else value.detach())
+        for index in s.cuda if s.fake is None else ():
+            torch.cuda.synchronize(index)
+        took.append(time.perf_counter() - begin)
 
     with (
         as_before(s.model, s.sample.objects, fake=s.fake is not None) as kept,
@@ -132,7 +137,6 @@ def run(
         for p in s.model.parameters():
             p.grad = torch.zeros_like(p) if p.requires_grad and s.gradients == "kept" else None
         before = _rng(s)
-        begin = time.perf_counter()
         with sharded_again(s.model):
             if levels is not None:
                 peak = levels.measure(step)
@@ -141,7 +145,6 @@ def run(
                 peak = storage_peak(step, [*s.model.parameters(), *s.model.buffers(), *grads]).peak_bytes
             else:
                 peak = allocator_peak(step, s.device).peak_bytes
-        seconds = time.perf_counter() - begin
         rng = _rng(s)
         gradients = {k: None if p.grad is None else local(p.grad) for k, p in s.model.named_parameters()}
         written = kept.written(s.model)
@@ -154,7 +157,7 @@ def run(
                 if not s.sample.is_owned(i) and not same(t.detach(), s.sample.tensors[i].detach()):
                     written[name] = t.detach()
         drew = not all(map(same, before, rng))
-        return Outcome(left[0], gradients, written, rng, drew, peak, seconds, tuple(of_inputs))
+        return Outcome(left[0], gradients, written, rng, drew, peak, took[0], tuple(of_inputs))
 
 
 def flops(s: Subject, forward: Callable[..., Any]) -> int:

@@ -35,10 +35,11 @@ from ..offload.away import pool_of
 from ..offload.part_copies import CallOrder, PartCopies
 from ..operators.node_tensors import overlap
 from ..run import stages
-from ..run.own_forward import InPlaceOfForward
+from ..run.own_forward import InPlaceOfForward, Tally
 from ..serve import unused
 from ..serve.planned import WHERE, PlannedForward, from_text, planned_forward
 from ..serve.said_once import left_over
+from ..serve.verify import Check
 from ..tensors import tree
 from ..tensors.lock import LOCK
 from ..tensors.sharded import local
@@ -64,6 +65,8 @@ class PartsForward(InPlaceOfForward):
         self.plan = plan
         self.copies_of: Callable[[str], PartCopies | None] | None = None  # gives what copies for the part of a path
         self.staged: StagedForward | None = None  # made by the first call: a pickled module is not filled before
+        self.tallies: dict[str, Tally] = {}  # path of a stage -> how often it ran; "" -> calls in stages
+        self.checked: Check | None = None  # of the step that `verify` measured last
         self._told = False  # the log, that the model makes no cache
         self._noted = False  # which parts share memory
         self._counts_on = "" if plan.captured.gradients == "kept" else plan.captured.gradients
@@ -74,7 +77,12 @@ class PartsForward(InPlaceOfForward):
             self._watch(args, kwargs)
         model = self._model()
         if model is None or not torch.is_grad_enabled():
+            self.tally.idle += 1
             return self.plain(*args, **kwargs)
+        if model.training == self._training:
+            self.tally.ran += 1
+        else:
+            self.tally.idle += 1
         if self._counts_on and any(p.grad is not None for p in model.parameters()) and not LOCK.mine:
             notices.warn(left_over(model, self._counts_on, gradient_bytes(model)))
             self._counts_on = ""
@@ -111,7 +119,7 @@ class PartsForward(InPlaceOfForward):
             self.staged = staged(model, how, self._own, self.plan.captured.unused_by_parts, in_one)
             self.staged.trains_in(self._training)
             ways = {p.path: Compiled(p.compiled.saves) for p in self.plan.parts if p.compiled is not None}
-            self.staged.run_by(ways, self.plan.stages, self.copies_of or copies_of(self.plan, model))
+            self.staged.run_by(ways, self.plan.stages, self.copies_of or copies_of(self.plan, model), self.tallies)
         return self.staged
 
     def _watch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -135,7 +143,7 @@ class PartsForward(InPlaceOfForward):
     def __deepcopy__(self, memo: dict[int, Any]) -> PartsForward:
         copied = super().__deepcopy__(memo)
         copied.staged = copied.copies_of = None  # they are the first model's
-        copied._noted = False
+        copied._noted, copied.tallies = False, {}
         return copied
 
     def _pickled(self) -> Any:

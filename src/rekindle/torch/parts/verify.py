@@ -22,6 +22,7 @@ from ..measure.as_before import as_before
 from ..measure.caches import without_caches
 from ..measure.comparison import compare, without_others_draws
 from ..measure.measured_step import Calls, LossOf
+from ..run.own_forward import Tally
 from ..serve.verify import Check, Steps, as_check, check_step, subject
 from ..tensors.precision import deterministic
 from ..trace import plain_forward
@@ -77,7 +78,10 @@ def verify(
     if count_flops and found.captured.compile is not None:
         raise UsageError("count_flops=True: the FLOPs of compiled parts cannot be counted; leave it out")
     with accept.alone("verify", model), put:
-        return _check(model, sample, found, loss, count_flops)
+        made = _check(model, sample, found, loss, count_flops)
+    if own is not None and own.plan is found:
+        own.checked = made
+    return made
 
 
 def _check(model: nn.Module, sample: Any, plan: PartsPlan, loss: LossOf | None, count_flops: bool) -> Check:
@@ -92,7 +96,7 @@ def _check(model: nn.Module, sample: Any, plan: PartsPlan, loss: LossOf | None, 
     }
     steps = Steps(s, {"planned": forward, "plain": plain}, around)
     if how.compile is not None:
-        with accept.gradients_on(), as_before(model, s.sample.tensors):
+        with accept.gradients_on(), _silent(model), as_before(model, s.sample.tensors):
             return _check_compiled(steps, plan, how.compile)
     with (
         accept.gradients_on(),
@@ -135,8 +139,15 @@ def _instead(model: nn.Module, plan: PartsPlan) -> Any:
 
 @contextlib.contextmanager
 def _silent(model: nn.Module) -> Any:
+    """Inside, no warnings are given by parts with plans of their own, and no calls count."""
+    root = parts_forward(model)
+    of_stages = {} if root is None else root.tallies
+    known = {**of_stages}
     with contextlib.ExitStack() as stack:
         for _, forward in forwards_of(model):
-            if isinstance(forward, PartForward):
-                stack.enter_context(forward.silent())
+            stack.enter_context(forward.silent() if isinstance(forward, PartForward) else forward.tally.paused())
+        for tally in known.values():
+            stack.enter_context(tally.paused())
         yield
+    for path in of_stages.keys() - known.keys():  # stages that the check was the first to call
+        vars(of_stages[path]).update(vars(Tally()))

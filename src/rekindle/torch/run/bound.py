@@ -51,7 +51,8 @@ class BoundPlan:
 
     plan, trace : the plan and the trace that it was made for, rewritten as the plan says.
     guards : tell whether the module is still as it was captured.
-    turn : number of the module's planned call in which it ran last. uses : how often it ran.
+    turn : number of the module's planned call in which it ran last. uses : how often it ran, checks left out.
+    checked : the last `Check` of a measured step by the plan; None: no step was measured.
     had_gradient : whether a parameter had a gradient when the call began; None: nobody looked.
 
     Raises
@@ -71,7 +72,7 @@ class BoundPlan:
             pool.reserve([program.host_bytes], most)
         self.runner = Runner(traced.lowered, program, pool, most)
         self._again = PlainAgain(model, traced, self.runner.given)
-        self.plan, self.trace = plan, traced
+        self.plan, self.trace, self.checked = plan, traced, plan.checked
         self.turn = self.uses = 0
         self.had_gradient: bool | None = None
         self._looks = traced.options.gradients != "kept"

@@ -9,25 +9,56 @@ import pickle
 import types
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
 from ...errors import RekindleError
+from .. import private
 from ..offload.part_copies import PartCopies
+from ..tensors.lock import LOCK
 
 Self = TypeVar("Self", bound="InPlaceOfForward")
 Switched = TypeVar("Switched", bound="SwitchedForward")
 
 
+@dataclass
+class Tally:
+    """How often a planned module was called, and what ran the calls.
+
+    ran : calls by the plan. idle : calls in another mode than the plan's (`eval()`), under `no_grad`, or with nothing to train.
+    plain : kind of reason why other calls ran plain -> (its first sentence, how many calls).
+    """
+
+    ran: int = 0
+    idle: int = 0
+    plain: dict[str, tuple[str, int]] = field(default_factory=dict)
+
+    def add_plain(self, sentence: str, kind: str = "") -> None:
+        """Count a call that ran plain. kind : equal for equal reasons; default: the sentence."""
+        first, n = self.plain.get(kind or sentence, (sentence, 0))
+        self.plain[kind or sentence] = first, n + 1
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside, calls do not count: a check makes them."""
+        before = self.ran, self.idle, {**self.plain}
+        try:
+            yield
+        finally:
+            self.ran, self.idle, self.plain = before
+
+
 class InPlaceOfForward:
     """Stands in place of a module's own forward, in the module's `__dict__`, and can be taken off again.
 
-    plain : the module's own forward.
+    plain : the module's own forward. tally : counts the module's calls.
     """
 
     def __init__(self, model: nn.Module):
-        self._model = weakref.ref(model)  # weak: the module holds this object
+        self._model, self.tally = weakref.ref(model), Tally()  # weak: the module holds this object
         own = model.__dict__.get("forward")
         self._own: Callable[..., Any] | None = own._own if isinstance(own, type(self)) else own
 
@@ -57,7 +88,7 @@ class InPlaceOfForward:
     def __deepcopy__(self: Self, memo: dict[int, Any]) -> Self:
         """The copied module gets its own."""
         copied = object.__new__(type(self))
-        copied.__dict__.update(self.__dict__)
+        copied.__dict__.update(self.__dict__, tally=Tally())
         twin = memo.get(id(self._model()))
         if twin is not None:
             copied._model = weakref.ref(twin)
@@ -97,6 +128,16 @@ class SwitchedForward(InPlaceOfForward):
         copied.copies = None  # they go with the order of the first model's calls
         return copied
 
+    def count_plain(self, in_mode: bool) -> None:
+        """Count a call that runs plain by where it is made. in_mode : the module trains in the mode of its plan."""
+        if self.is_off or LOCK.mine:  # whoever plans calls it
+            return
+        if not in_mode or not torch.is_grad_enabled():
+            self.tally.idle += 1
+        else:
+            where = runs_plain_in() or "under a dispatch mode, in which torch.compile compiles nothing"
+            self.tally.add_plain(f"{type(self._model()).__name__} was called {where}: it runs plain there")
+
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
         """Inside, calls run plain."""
@@ -117,10 +158,21 @@ class SwitchedForward(InPlaceOfForward):
         super().give_back(model)
 
 
+def runs_plain_in() -> str:
+    """The surroundings of the call in words, if planned steps do not work in them; "" if they do."""
+    if private.in_func_transform():
+        return "under a transform of torch.func"
+    if private.in_forward_ad():
+        return "in forward-mode automatic differentiation"
+    if private.parametrizations_are_cached():
+        return "under parametrize.cached(), which keeps values from call to call"
+    return private.keeper_of_results()
+
+
 def _arrived(kind: type[Self], model: nn.Module, own: Callable[..., Any] | None, pickled: Any) -> Self:
     """The object that was pickled, in another process."""
     made = object.__new__(kind)
-    made._model, made._own = weakref.ref(model), own
+    made._model, made._own, made.tally = weakref.ref(model), own, Tally()
     made._unpickle(pickled)
     return made
 

@@ -81,7 +81,8 @@ def confirm(model: nn.Module, sample: Any, plan: Plan, again: Callable[[Goal], P
             f"({check.peak_error:+.1%}): some kernel or copy takes memory that is not known. A budget in bytes is kept by "
             "what is measured"
         )
-    return _measured(plan if limit is None else _as_asked(plan, goal, limit), check), check
+    plan = _measured(plan if limit is None else _as_asked(plan, goal, limit), check)
+    return replace(plan, checked=check), check
 
 
 def _missed(check: Check, plan: Plan) -> bool:

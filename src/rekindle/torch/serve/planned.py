@@ -18,7 +18,7 @@ from ...planning import plan_files
 from .. import private
 from ..run import shared_casts
 from ..run.bound import BoundPlan
-from ..run.own_forward import SwitchedForward
+from ..run.own_forward import SwitchedForward, runs_plain_in
 from ..situation import module_call as calls
 from ..situation.module_call import ModuleCall
 from ..tensors.lock import LOCK
@@ -117,6 +117,7 @@ class PlannedForward(SwitchedForward):
             plain = self.plain
             assert model is not None
             if not torch.is_grad_enabled() or self.is_off:
+                self.tally.idle += not self.is_off
                 return plain(*args, **kwargs)
             found = self._bound_for(model, plain, args, kwargs)
             if found is not None:
@@ -142,8 +143,8 @@ class PlannedForward(SwitchedForward):
             self._used = True
             unused.used(model)
         replanner, name = self._replanner, type(model).__name__
-        if where := _runs_plain_in():
-            replanner.warned.warn(f"{name} was called {where}: it runs plain there")
+        if where := runs_plain_in():
+            self._say_plain(f"{name} was called {where}: it runs plain there")
             return None
         call = calls.bind(plain, args, kwargs)
         may_plan = model.training or self._in_eval
@@ -151,12 +152,18 @@ class PlannedForward(SwitchedForward):
             new = NewCall(model, plain, call, (), time.perf_counter())
             if may_plan and new.trains:
                 replanner.leave_plain(new, f" and {odd}, which cannot be planned")
+                self.tally.add_plain(*replanner.why)
+            else:
+                self.tally.idle += 1
             return None
         if self._unbound:
             self._bind_copied(model)
         key = call.key
         bound = replanner.plans.find(model, key, call)
-        if bound is None and may_plan and not replanner.refusals.hold(model, key):
+        if bound is None and may_plan:
+            if (why := replanner.refusals.hold(model, key)) is not None:
+                self._say_plain(*why)
+                return None
             new = NewCall(model, plain, call, key, time.perf_counter())
             if new.trains:  # without gradients there is nothing to save
                 with LOCK.capturing(model):
@@ -164,13 +171,18 @@ class PlannedForward(SwitchedForward):
                     if bound is None:
                         with _own_saved_tensors():
                             bound = replanner.new_plan(new)
+                if bound is None:
+                    self.tally.add_plain(*replanner.why)
+                    return None
         if bound is None:
             if not may_plan and self._steps_in_eval.count >= unused.CALLS_BEFORE_WARNING:
-                replanner.warned.warn(
+                self._say_plain(
                     f"{name} is trained in eval(), and its plan was made for train(): such steps run plain, with nothing "
                     "recomputed. Plan it while it is in eval(), or call train() first",
                     kind="eval",
                 )
+            else:
+                self.tally.idle += 1
             return None
         if bound.runner.rounds and any(b.runner.waits for b in self.bounds):
             replanner.warned.warn(
@@ -180,10 +192,15 @@ class PlannedForward(SwitchedForward):
                 kind="two calls",
             )  # fmt: skip
         self.last = bound
+        self.tally.ran += 1
         self._turn += 1
         bound.turn = self._turn
         bound.uses += 1
         return bound, call
+
+    def _say_plain(self, line: str, kind: str = "") -> None:
+        """Count a call that runs plain, and warn once."""
+        self.tally.add_plain(line, self._replanner.warned.warn(line, kind))
 
     def _say_of_gradients(self, model: nn.Module, bound: BoundPlan) -> None:
         """Say once that the loop keeps or drops gradients where the plan counts on the opposite."""
@@ -200,11 +217,14 @@ class PlannedForward(SwitchedForward):
     def silent(self) -> Iterator[None]:
         """Inside, no warnings are given and calls do not count: a check calls the module in its own ways."""
         before, self.is_checked = self.is_checked, True
+        uses = {b: b.uses for b in self.bounds}
         try:
-            with self._replanner.warned.mute(), unused.paused():
+            with self._replanner.warned.mute(), unused.paused(), self.tally.paused():
                 yield
         finally:
             self.is_checked = before
+            for b in self.bounds:
+                b.uses = uses.get(b, 0)
 
     # -- copies ------------------------------------------------------------------------------------------------------
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedForward:
@@ -251,17 +271,6 @@ def _own_saved_tensors() -> contextlib.AbstractContextManager[Any]:
 
 def _itself(t: torch.Tensor) -> torch.Tensor:
     return t
-
-
-def _runs_plain_in() -> str:
-    """The surroundings of the call in words, if planned steps do not work in them; "" if they do."""
-    if private.in_func_transform():
-        return "under a transform of torch.func"
-    if private.in_forward_ad():
-        return "in forward-mode automatic differentiation"
-    if private.parametrizations_are_cached():
-        return "under parametrize.cached(), which keeps values from call to call"
-    return private.keeper_of_results()
 
 
 _PLANNED: weakref.WeakKeyDictionary[nn.Module, PlannedForward] = weakref.WeakKeyDictionary()

@@ -19,6 +19,7 @@ WASTED_PLANS_MOST = 8  # hardly used plans for calls of the same shapes: somethi
 MADE_ANEW_MOST = 3  # the same where only an object differs that each call makes anew: a tensor in a hook's closure, say
 HARDLY_USED_RUNS = 2  # a plan that ran more often is no waste: a rate that changes every epoch may go on changing
 FAILED_STATES_MOST = 3  # states of the module in which one call could not be planned; then it is not tried again
+Why = tuple[str, str]  # the sentence that says why such a call runs plain, and the kind of the reason
 FAILED_CALLS_MOST = 512  # kinds of calls that could not be planned and are remembered; the oldest is tried again
 
 
@@ -29,12 +30,14 @@ class _Varying:
     names : parameters of forward whose arguments vary.
     rest : the key of such a call without those arguments.
     guards : check the module's state, except for the parts of it that vary. tried : plans that were wasted.
+    why : the reason, in words.
     """
 
     names: frozenset[Any]
     rest: Key
     guards: Guards
     tried: int
+    why: str
 
 
 class Refusals:
@@ -42,22 +45,24 @@ class Refusals:
 
     def __init__(self, plans: BoundPlans) -> None:
         self._plans = plans
-        self._failed: dict[Key, list[Guards]] = {}  # calls that cannot be planned, by states of the module
+        # calls that cannot be planned, by states of the module
+        self._failed: dict[Key, list[tuple[Guards, Why]]] = {}
         self._varying: list[_Varying] = []
 
-    def hold(self, model: nn.Module, key: Key) -> bool:
-        """Whether it is known that this call runs plain."""
+    def hold(self, model: nn.Module, key: Key) -> Why | None:
+        """Why this call runs plain, where that is known; None: it is not."""
         failed = self._failed.get(key, ())
-        if len(failed) >= FAILED_STATES_MOST or any(g.hold(model) for g in failed):
-            return True
-        return any(
-            _without(key, v.names) == v.rest and self._tried(key) >= v.tried and v.guards.hold(model)
-            for v in self._varying
-        )
+        for guards, why in failed:
+            if len(failed) >= FAILED_STATES_MOST or guards.hold(model):
+                return why
+        for v in self._varying:
+            if _without(key, v.names) == v.rest and self._tried(key) >= v.tried and v.guards.hold(model):
+                return f"{type(model).__name__} runs plain where {v.why}", v.why
+        return None
 
-    def add(self, model: nn.Module, key: Key) -> None:
+    def add(self, model: nn.Module, key: Key, why: Why) -> None:
         """Note that this call cannot be planned in the module's present state."""
-        self._failed.setdefault(key, []).append(Guards(model, Expected.of(model)))
+        self._failed.setdefault(key, []).append((Guards(model, Expected.of(model)), why))
         while len(self._failed) > FAILED_CALLS_MOST:
             self._failed.pop(next(iter(self._failed)))
 
@@ -79,17 +84,19 @@ class Refusals:
         if not names:
             family = self._plans.family(key)
             changed = list(dict.fromkeys(d for b in family for d in b.trace.expected.differences(model)))
+        what = ", ".join([*map(str, names), *changed]) or "the values of its inputs"
+        how = ", in objects that each call makes anew" if anew >= MADE_ANEW_MOST else ""
+        why = f"{what} differ from call to call{how}: {count} plans were tried"
         if expected is not None:
             state = Expected.of(model, expected.reads, {*expected.ignored, *changed})
             self._varying = self._varying[-WASTED_PLANS_MOST:]
-            self._varying.append(_Varying(frozenset(names), _without(key, names), Guards(model, state), count))
-        what = ", ".join([*map(str, names), *changed]) or "the values of its inputs"
-        why = ", in objects that each call makes anew" if anew >= MADE_ANEW_MOST else ""
-        return f"{what} differ from call to call{why}: {count} plans were tried"
+            self._varying.append(_Varying(frozenset(names), _without(key, names), Guards(model, state), count, why))
+        return why
 
     def let_go(self) -> None:
         """Hold no reference to submodules and attributes until the next look at the module."""
-        for guards in (*(g for family in self._failed.values() for g in family), *(v.guards for v in self._varying)):
+        failed = (g for family in self._failed.values() for g, _ in family)
+        for guards in (*failed, *(v.guards for v in self._varying)):
             guards.let_go()
 
     def _tried(self, key: Key) -> int:

@@ -62,8 +62,10 @@ class Replanner:
     plan : the plan that `apply` was given. on_new_shape, replan, check : how plans for other calls are made.
     later : `plan` is for the state in which a first call leaves the module.
     plans : the plans on the module. refusals : calls that are known to run plain.
-    warned : the warnings that were given.
+    warned : the warnings that were given. why : why the last call without a plan runs plain, and the kind of that reason.
     """
+
+    why = "", ""
 
     def __init__(
         self, model: nn.Module, plan: Plan, on_new_shape: str, replan: Replan, check: bool, later: bool = False
@@ -125,8 +127,8 @@ class Replanner:
         """
         if self.first_is_plain and self.plan.trace is not None and self.plan.trace.expected.differences(new.model):
             self.first_is_plain = False
-            self.say(
-                f"{new.words}: it sets state that later calls find. It runs plain; the plan is for the later calls"
+            self._first_plain(
+                f"{new.words}: it sets state that later calls find. It runs plain; the plan is for later calls"
             )
             return None
         if (name := sharded_parameter(new.model)) is not None:
@@ -161,7 +163,7 @@ class Replanner:
         except TraceError as e:
             if e.reason not in OF_FIRST_CALLS or not self._loaded.may_be_for_later_calls:
                 raise
-            self._first_plain(new)
+            self._first_of_loaded(new)
             return None
         if fits is not None:
             if exceeded := self._loaded.exceeded(fits):
@@ -169,16 +171,20 @@ class Replanner:
             self._lengths.add(fits)
             return self.bind(new.model, fits, with_sums_here(self.plan, fits))
         if found is not None and self._loaded.is_for_later_calls(found):
-            self._first_plain(new)
+            self._first_of_loaded(new)
             return None
         return self._planned(new, found)
 
-    def _first_plain(self, new: NewCall) -> None:
+    def _first_of_loaded(self, new: NewCall) -> None:
         self._loaded.first_is_over = True
-        self.say(
+        self._first_plain(
             f"{new.words}: it sets attributes, or keeps results of functions, that later calls find. It runs plain; "
             "the loaded plan is for the later calls"
         )
+
+    def _first_plain(self, line: str) -> None:
+        self.why = line, ""
+        self.say(line)
 
     def leave_plain(self, new: NewCall, why: str, kind: str = "") -> None:
         """Warn that the call runs plain.
@@ -189,7 +195,8 @@ class Replanner:
         """
         if self.on_new_shape == "error":
             raise PlanMismatch(f"{new.words}{why}; apply with on_new_shape='plan' or 'plain' to run such calls plain")
-        self.warned.warn(f"{new.words}{why}; such calls run plain, with nothing recomputed", kind)
+        line = f"{new.words}{why}; such calls run plain, with nothing recomputed"
+        self.why = line, self.warned.warn(line, kind)
 
     def _sharded(self, new: NewCall, name: str) -> None:
         """The call runs plain if the user said that calls without a plan do.
@@ -213,7 +220,7 @@ class Replanner:
         if known := self._with_changing_numbers(new):
             return known
         if varying := self.refusals.what_varies(new.model, new.key):
-            self.leave_plain(new, f"; {varying}")
+            self.leave_plain(new, f"; {varying}", kind=varying)
             return None
         found = found or self._lengths.captured_for(new.model, new.call, new.key)
         if found is None and (followed := self._following(new)) is not None:
@@ -342,7 +349,7 @@ class Replanner:
     def _remember(self, new: NewCall) -> None:
         """From now on run this call plain in the module's present state."""
         self._let_go()
-        self.refusals.add(new.model, new.key)
+        self.refusals.add(new.model, new.key, self.why)
 
     def _let_go(self) -> None:
         """The module is in a new state: plans for earlier states must not keep submodules and attributes alive."""

@@ -25,12 +25,13 @@ class WarnOnce:
         self._lines: frozenset[str] = frozenset()
         self._mute = False
 
-    def warn(self, line: str, kind: str = "") -> None:
-        """Warn, if no warning of this kind (default: no line like this one) was given before."""
+    def warn(self, line: str, kind: str = "") -> str:
+        """Warn, if no warning of this kind (default: no line like this one) was given before. Returns the kind."""
         kind = kind or _OF_ONE_CALL.sub("", line)
         if not self._mute and kind not in self._lines:
             self._lines |= {kind}
             notices.warn(line)
+        return kind
 
     @contextlib.contextmanager
     def mute(self) -> Iterator[None]:

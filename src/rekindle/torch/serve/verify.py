@@ -147,7 +147,7 @@ def check_step(
 
     held : run and measure one more planned step, in which the caller holds the results to the end. Raises as `rekindle.verify`.
     """
-    planned = planned_forward(model)
+    planned = own = planned_forward(model)
     if plan is not None:
         planned = PlannedForward(model, plan, "error", lambda *_: Replanned(plan, ""), check=False)
     if planned is None:
@@ -177,7 +177,11 @@ def check_step(
         if theirs is not None and not fake and (ours.drew or theirs.drew or adds_up):
             twice = "called twice before backward, with random numbers drawn in between: "
             found = found.and_also(_compare_twice(steps, planned, may), twice)
-        return steps.checked(found, ours, theirs, used, way=way, held=held, count_flops=count_flops)
+        made = steps.checked(found, ours, theirs, used, way=way, held=held, count_flops=count_flops)
+    for bound in () if own is None else own.bounds:
+        if bound.plan is used:
+            bound.checked = made
+    return made
 
 
 @dataclass(frozen=True)

@@ -57,8 +57,10 @@ class AgainForward(SwitchedForward):
             or private.in_func_transform() or private.in_forward_ad()
         )  # fmt: skip
         if runs_plain:
+            self.count_plain(model is not None and model.training == self._training)
             return self.plain(*args, **kwargs)
         assert model is not None
+        self.tally.ran += 1
         how: dict[str, Any] = {} if self.rule is None else {"context_fn": functools.partial(contexts, self.rule)}
         again = _Rerun(model, self.plain, self.keeps_caches)
         run = functools.partial(checkpoint, again, *args, use_reentrant=False, **how, **kwargs)
