@@ -17,7 +17,7 @@ from ..torch.costs import devices
 from . import completing
 from .answer import Answer
 from .models import load_model, takes_batch
-from .options import Batch, HostBudget, Json, Model, Offload, Target
+from .options import Batch, HostBudget, Json, Model, Offload, OptimizerName, Target
 
 Device = Annotated[
     str | None,
@@ -25,13 +25,10 @@ Device = Annotated[
         metavar="SIZE", help="Memory of the device (24GiB), or its name (h200). Without it nothing is compared."
     ),
 ]
-OptimizerName = Annotated[
-    str, typer.Option("--optimizer", metavar="NAME", help="adamw, sgd-momentum, …; none: no optimizer.")
-]
 Effort = Annotated[
     str, typer.Option(metavar="EFFORT", help="How long plans are searched for: quick, normal or thorough.")
 ]
-Plans = Annotated[bool, typer.Option("--plans/--no-plans", help="Look for plans, which takes longer (default: yes).")]
+Plans = Annotated[bool, typer.Option("--plans/--no-plans", help="Look for plans, which takes longer.")]
 
 
 def estimate(
@@ -100,8 +97,8 @@ def _budget(device: str | None, target: str | None) -> tuple[int | None, str | N
     choices = f"give a size such as 24GiB, or one of {', '.join(devices.names())}"
     try:
         budget = Goal.parse(device).budget
-    except UsageError as e:
-        raise UsageError(f"--device {value(device)} is no size of a device and no known name; {choices}") from e
+    except UsageError:
+        raise UsageError(f"--device {value(device)} is no size of a device and no known name; {choices}") from None
     if budget is None:
         raise UsageError(f"--device {device} is a fraction; {choices}")
     return budget, target

@@ -11,11 +11,12 @@ from ..estimates.estimate import PARTS, PATH_MOST, Estimate, format_seconds, rat
 from ..printed import name
 from ..saying.shares import percent
 from ..saying.sizes import format_bytes
+from .text import table_of
 
 
 def estimate_table(e: Estimate) -> Table:
     """The memory at the peak, by what takes it, and the peak of each phase."""
-    table = _table(f"{name(e.model)}: memory of a plain step", "", "bytes", "")
+    table = table_of(f"{name(e.model)}: memory of a plain step", "", "bytes", "")
     for words, field in PARTS:
         if size := getattr(e, field):
             table.add_row(words, format_bytes(size), f"{size / e.peak_bytes:.0%}")
@@ -28,7 +29,8 @@ def estimate_table(e: Estimate) -> Table:
 
 def modules_table(e: Estimate) -> Table:
     """The heaviest modules by bytes that they save for backward."""
-    table = _table("heaviest modules", "module", "saved for backward", "recompute", "bytes per second", width=PATH_MOST)
+    table = table_of("heaviest modules", "module", "saved for backward", "recompute", "bytes per second")
+    table.columns[0].max_width = PATH_MOST
     for m in e.modules:
         table.add_row(short(m.path), format_bytes(m.saved_bytes), format_seconds(m.recompute_seconds), rate(m))
     return table
@@ -36,16 +38,11 @@ def modules_table(e: Estimate) -> Table:
 
 def batches_table(rows: Sequence[BatchRow], budget: int) -> Table:
     """One row per batch: the plain step, the planned one, its extra time, and which of them fits."""
-    table = _table(f"by batch, within {format_bytes(budget)}", "batch", "plain", "planned within", "extra time", "fits")
+    table = table_of(
+        f"by batch, within {format_bytes(budget)}", "batch", "plain", "planned within", "extra time", "fits"
+    )
     for r in rows:
         planned = "-" if r.planned_bytes is None else format_bytes(r.planned_bytes)
         extra = "-" if r.overhead is None else percent(r.overhead)
         table.add_row(f"{r.batch:,}", format_bytes(r.plain_bytes), planned, extra, r.fits)
-    return table
-
-
-def _table(title: str, *columns: str, width: int | None = None) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left", max_width=None if i else width)
     return table

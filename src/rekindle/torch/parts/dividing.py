@@ -214,7 +214,7 @@ class Dividing(HoldsResident):
                 if self._uses_up:
                     ours = self._run("planned")
             except RekindleError as e:
-                raise words.fails(class_name(self.model), e, self.request.error) from e
+                raise words.fails(class_name(self.model), e, self.request.error) from None
         if self.request.check and self.theirs is not None:
             may = NOTHING if self.choices.compile is None else rounded(ours, self.apart)
             found = compare(ours, self.theirs, self.s.fake is not None, may)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from ...errors import InfeasibleBudget, ParityError, RekindleError, TraceError, UsageError
+from ...planning.infeasible import budget_words
 from ...saying.frames import users_line
 from ...saying.sizes import format_bytes
 from ..compiled.stage import Stage
@@ -78,7 +79,7 @@ def infeasible(
     """
     why = "" if whole is None else f". As a whole the model cannot be planned because {whole}"
     return InfeasibleBudget(
-        f"budget {format_bytes(budget)} ({budget} bytes) cannot be kept by planning the parts of {name}: the smallest peak "
+        f"{budget_words(budget)} cannot be kept by planning the parts of {name}: the smallest peak "
         f"that is known to be reachable is {format_bytes(peak)} ({peak} bytes); {format_bytes(outside)} are held outside of "
         f"the parts at some time. The model is as it was. Give budget={peak}, or_least=True, a smaller batch, or write the "
         f"code outside of the parts so that the whole model can be captured{why}",
