@@ -271,10 +271,10 @@ def _fraction(x: Any, given: Any) -> float:
 
 def _overhead(x: Any) -> float:
     most = math.nan if isinstance(x, bool) or not isinstance(x, Real) else _float(x)
-    if isinstance(x, Integral) and 1 <= most <= MOST_OVERHEAD:
+    if isinstance(x, Integral) and 1 < most <= MOST_OVERHEAD:
         raise UsageError(
-            f"max_overhead={x} would allow {100 * x:,} % extra cost; is that meant? For {x} % give {most / 100:g}, "
-            f"for {100 * x:,} % give {most:.1f}"
+            f"max_overhead={x} would allow {100 * most:,.0f} % extra cost; is that meant? For {x} % give {most / 100:g}, "
+            f"for {100 * most:,.0f} % give {most:.1f}"
         )
     if not 0 <= most <= MOST_OVERHEAD:
         raise UsageError(

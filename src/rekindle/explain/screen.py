@@ -47,7 +47,7 @@ def title(e: Explanation) -> list[str]:
     name = shortened(e.name, 40)
     price = f"{percent(e.overhead)} {COST_WORDS[e.cost]}"
     return [
-        f"{name}: {format_bytes(e.peak_bytes)} at the peak in place of {format_bytes(e.baseline_peak_bytes)},",
+        f"{name}: {format_bytes(e.peak_bytes)} at the peak, baseline {format_bytes(e.baseline_peak_bytes)},",
         f"{format_bytes(e.saved_bytes)} saved for {price}",
     ]
 

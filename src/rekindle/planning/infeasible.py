@@ -83,8 +83,8 @@ def infeasible(
     points = ", ".join(f"{format_bytes(s.needs)} at {percent(s.judged.overhead)}" for s in nearest(found))
     return InfeasibleBudget(
         f"{asked} cannot be met: {why}; the smallest peak known to be reachable is {format_bytes(smallest.needs)} "
-        f"({smallest.needs} bytes). {choices(reached, more)}. Plans met in a quick search, which planning for these budgets makes "
-        f"cheaper: {points} {COST_WORDS[scorer.cost]}",
+        f"({smallest.needs} bytes). {choices(reached, more)}. Plans met in a quick search, which "
+        f"planning for these budgets makes cheaper: {points} {COST_WORDS[scorer.cost]}",
         budget=limit, smallest_peak=smallest.needs, bound_bytes=floor.bytes, op=op,
     )  # fmt: skip
 

@@ -14,7 +14,8 @@ from .text import figure
 MODULES_MOST = 16
 LONGEST_WORD = 24  # letters of a figure
 LABELS = {
-    "activation_peak_bytes": "  of which activations", "baseline_peak_bytes": "baseline peak", "resident_bytes": "held throughout",
+    "activation_peak_bytes": "  of which activations", "baseline_peak_bytes": "baseline peak",
+    "resident_bytes": "held throughout",
     "measured_bytes": "peak as measured", "seconds": "ms a step", "overhead": "extra cost", "flops_overhead": "extra FLOPs",
    
     "moved_bytes": "copied to the host", "host_bytes": "  at once, at most",

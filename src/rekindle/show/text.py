@@ -84,21 +84,22 @@ def graph_table(figures: Mapping[str, Any]) -> Table:
 
 
 def frontier_table(plans: Sequence[Plan]) -> Table:
-    """The memory/time curve: one row per peak that reads differently, of the cheapest plan. "At best" bounds the extra cost
-    within the plan's peak, "peak at best" the peak within the plan's extra cost."""
+    """The memory/time curve: the cheapest plan of each peak that reads differently. "Extra at best" bounds the extra
+    cost within the plan's peak, "peak at best" the peak within the plan's extra cost."""
     unit = COST_WORDS[plans[0].cost] if plans else "step time"
     shown = {format_bytes(p.peak_bytes): p for p in reversed(plans)}  # the cheapest plan of each peak comes last
     left_out = len(plans) - len(shown)
     title = f"{name(plans[0].graph.name)}: memory against {unit}" if plans else "no plan"
-    columns = ("peak", "of baseline", f"extra {unit}", "at best", "extra FLOPs", "peak at best", "status")
+    columns = ("peak", "of baseline", f"extra {unit}", "extra at best", "extra FLOPs", "peak at best", "status")
     table = table_of(title, *columns)
     for p in reversed(shown.values()):
         share = p.activation_peak_bytes / p.baseline_activation_bytes if p.baseline_activation_bytes else 1.0
+        least = percent_down(p.least_overhead) if p.least_overhead >= LEAST_SAID else "-"
         table.add_row(
-            format_bytes(p.peak_bytes), f"{100 * share:.0f} %", percent(p.overhead), percent_down(p.least_overhead) if p.least_overhead >= LEAST_SAID else "-",
-            percent(p.flops_overhead), format_bytes(p.bound_bytes), p.status + ("" if p.verified else "?"),
+            format_bytes(p.peak_bytes), f"{100 * share:.0f} %", percent(p.overhead), least, percent(p.flops_overhead),
+            format_bytes(p.bound_bytes), p.status + ("" if p.verified else "?"),
         )  # fmt: skip
-    notes = ["at best: proven, less is not possible at that peak; peak at best: at that extra cost"]
+    notes = ["extra at best: no plan of that peak costs less; peak at best: none of that extra cost takes less"]
     notes += [f"{left_out} more plans take as much to the last digit: --json lists them"] if left_out else []
     notes += [] if all(p.verified for p in plans) else ["? as its file says: not verified"]
     table.caption, table.caption_justify = "\n".join(notes), "left"

@@ -66,8 +66,8 @@ def probe(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], forw
             if grad:
                 text, line = (str(e).strip().splitlines() or [""])[0], users_line(e)[1]
                 raise TraceError(
-                    f"the module itself fails on this sample: {type(e).__name__}: {text} (at {line or 'the call itself'}). Give "
-                    f"a sample that model(…) works on{_as_called(args, kwargs)}"
+                    f"the module itself fails on this sample: {type(e).__name__}: {text} (at {line or 'the call itself'}). "
+                    f"Give a sample that model(…) works on{_as_called(args, kwargs)}"
                 ) from (e if line else None)
     raise AssertionError("the second call returns or raises")
 

@@ -360,8 +360,7 @@ class Dividing(HoldsResident):
         inside = [u for u in range(len(units)) if any(u == v or units[u].is_inside(units[v].path) for v in used)]
         mine = sum(plain[u] + before.at_end_inside[u] for u in inside)
         every = sum(plain) + before.at_end_bytes
-        searches = len({u.trace.graph.hash for u in units if u.trace is not None})
         share = min(1.0, mine / max(1, every))
         eager = sum(n * x for n, x in zip(step.calls, self.choices.eager_seconds or [0.0] * len(units), strict=True))
         of_eager = (self.choices.plain_cost(step.calls) + division.extra) / eager if eager else 0.0
-        return Covered([units[u] for u in used], share, searches, self.choices.compile is not None, of_eager)
+        return Covered([units[u] for u in used], share, self.choices.compile is not None, of_eager)
