@@ -84,8 +84,9 @@ def test_attention_scores_are_named_with_their_remedy() -> None:
 
 
 def test_a_model_that_calls_the_function_reads_why_it_holds_scores_all_the_same() -> None:
-    model, sample = zoo.load("gpt", n_layer=2, d=32, length=256, vocab=64, batch=2, dropout=0.1, fake=True)
-    said = " ".join(planned(model, sample, budget=0.99).explain().remarks)
+    model, sample = zoo.load("gpt", n_layer=2, d=32, length=512, vocab=64, batch=2, dropout=0.1, fake=True)
+    trace = rekindle.trace(model, sample, target="cpu", progress=False)
+    said = " ".join(rekindle.plan(trace, budget=1.0, solver="none", progress=False).explain().remarks)
     assert (
         "scaled_dot_product_attention runs its math kernel, which holds them: a CPU has no fused one with dropout"
         in said
