@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -105,16 +105,16 @@ def plan(
     asked: dict[str, Any] = {
         "max_overhead": max_overhead, "minimize": minimize, "solver": solver, "cost": cost, "effort": effort,
         "time_limit": time_limit, "seed": seed, "cache": cache, "parity": parity, "or_least": or_least,
-        "offload": completing.OFFLOADS[offload], "host_budget": host_budget, "gradients": gradients,
-        "unused": unused or (),
+        "offload": completing.OFFLOADS[offload], "host_budget": host_budget, "gradients": gradients, "unused": unused or (),
     }  # fmt: skip
     with telling(None):
         made: Plan | PartsPlan
         if compile:
             announce(None, f"loading {model}")
             ready, sample = load_model(model, batch)
-            forward: Any = api.checkpoint(ready, sample, budget, compile=True, optimizer=counted, **asked).forward
-            made = forward.plan
+            made = cast(
+                Any, api.checkpoint(ready, sample, budget, compile=True, optimizer=counted, **asked).forward
+            ).plan
         else:
             traced = trace_model(model, batch, target, counted, unused=unused or (), gradients=gradients)
             made = api.plan(traced, budget, **asked)
@@ -156,15 +156,8 @@ def frontier(
             else trace_model(model, batch, target, unused=unused or (), gradients=gradients)
         )
         plans = api.frontier(
-            traced,
-            solver=solver,
-            cost=cost,
-            effort=effort,
-            time_limit=time_limit,
-            seed=seed,
-            cache=cache,
-            parity=parity,
-        )
+            traced, solver=solver, cost=cost, effort=effort, time_limit=time_limit, seed=seed, cache=cache, parity=parity
+        )  # fmt: skip
     document = {"format": "rekindle.frontier/1", "plans": [p.figures() for p in plans]}
     if out is not None:
         write_json(out, document)
