@@ -80,9 +80,9 @@ def estimate(
         document |= largest.to_json()
 
     def view() -> list[Any]:
-        parts: list[Any] = [estimate_table(found), modules_table(found), found.sentence]
+        parts: list[Any] = [estimate_table(found), "", modules_table(found), "", found.sentence]
         if largest is not None and budget is not None:
-            parts += [batches_table(largest.rows, budget), largest.sentence, *([words] if words else [])]
+            parts += ["", batches_table(largest.rows, budget), "", largest.sentence, *([words] if words else [])]
         return [*parts, f"assumed: {found.assumed}", *found.notes]
 
     return Answer(document, view)

@@ -202,7 +202,7 @@ def _figures(some: Sequence[Row], rows: Sequence[Row], digits: int, more: int) -
 
 def number(x: float, digits: int) -> str:
     """A figure with so many decimals; "-" for nothing."""
-    return f"{x:,.{digits}f}" if x else "-"
+    return f"{round(x, digits) + 0.0:,.{digits}f}" if x else "-"  # adding 0.0 makes -0.0 positive
 
 
 def _share(part: int, whole: int) -> str:

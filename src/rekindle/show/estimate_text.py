@@ -19,11 +19,11 @@ def estimate_table(e: Estimate) -> Table:
     table = table_of(f"{name(e.model)}: memory of a plain step", "", "bytes", "")
     for words, field in PARTS:
         if size := getattr(e, field):
-            table.add_row(words, format_bytes(size), f"{size / e.peak_bytes:.0%}")
+            table.add_row(words, format_bytes(size), f"{100 * size / e.peak_bytes:.0f} %")
     table.add_section()
-    table.add_row("peak", format_bytes(e.peak_bytes), "100%")
+    table.add_row("peak", format_bytes(e.peak_bytes), "100 %")
     for phase, size in e.phases:
-        table.add_row(f"  in the {phase}", format_bytes(size), f"{size / e.peak_bytes:.0%}")
+        table.add_row(f"  in the {phase}", format_bytes(size), f"{100 * size / e.peak_bytes:.0f} %")
     return table
 
 
