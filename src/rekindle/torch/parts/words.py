@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from ..tensors.sharded import class_name
 if TYPE_CHECKING:
     from ..ways.finding import Unit
 
+log = logging.getLogger("rekindle")
 LINE_MOST = 105  # letters of the line, up to which it names one more reason; then it says how many more there are
 
 
@@ -60,6 +62,7 @@ def covered(model: nn.Module, found: Covered, plain: Sequence[str]) -> str:
     reasons = list(dict.fromkeys(plain))
     for i, reason in enumerate(reasons):
         if i and len(text) + len(reason) > LINE_MOST:
+            log.info("plain: %s", ", ".join(reasons))
             return f"{text} and {len(reasons) - i} more"
         text += f"; plain: {reason}" if not i else f", {reason}"
     return text
