@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -58,7 +59,7 @@ def plan(
     budget : "8GiB", "512MB" or an int of bytes: the peak of the whole step, everything included. The plan of a Trace keeps
         it also in a loop that holds the results until the step is over (`out = model(x); loss(out).backward()`), while its
         `peak_bytes` is the peak where the loop drops them; a bare Graph knows no such loop. A float in (0, 1]:
-        the activation peak, as a fraction of the plain captured step's (eager's step holds as much or more).
+        the activation peak, as a fraction of the baseline's: of the step with each op once (eager's holds as much or more).
     max_overhead : least memory within this extra cost (0.1: 10 %).
     minimize : "memory": least memory at any cost; with effort "thorough", the cheapest plan within 0.1 % of it.
     solver : a name that `rekindle solvers` lists.
@@ -122,7 +123,11 @@ def _plan_for(what: Trace | Graph, options: PlanOptions) -> Plan:
         return plan_rewritten(traced, options, partial(plan_trace, make=plan_graph))
 
     with LOCK.planning(f"plans {what.module_name}", progress=options.progress):
-        return make() if options.goal.budget is None else with_gradients_said(traced, make)
+        start = time.monotonic()
+        found = make() if options.goal.budget is None else with_gradients_said(traced, make)
+        return replace(
+            found, solve_seconds=time.monotonic() - start
+        )  # of all steps that were planned, as rewritten too
 
 
 def replan_with(traced: Trace, options: PlanOptions, known: Sequence[Plan]) -> Replanned:

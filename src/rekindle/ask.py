@@ -28,7 +28,7 @@ EFFORTS = ("quick", "normal", "thorough")  # see `rekindle.plan`
 PARITIES = ("bitwise", "close")  # see `rekindle.plan`
 GRADIENTS = ("kept", "fresh", "consumed")  # see `rekindle.trace`
 MOST_OVERHEAD = 1e6  # extra cost / baseline cost: a million plain steps
-FORMS = "write it like '8GiB', an int of bytes, or a fraction such as 0.5 of the plain run's activation peak"
+FORMS = "write it like '8GiB', an int of bytes, or a fraction such as 0.5 of the baseline's activation peak"
 
 
 class Aim(NamedTuple):
@@ -240,6 +240,9 @@ class TraceOptions:
 def _budget(given: Any) -> Goal:
     """The goal of `budget=`: bytes, or a fraction."""
     if isinstance(given, str):
+        if share := re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?)\s*%\s*", given):
+            raise UsageError(f"budget={value(given)} is no size; for that share of the baseline's activation peak give "
+                             f"{float(share[1]) / 100:g}")  # fmt: skip
         if not re.fullmatch(r"\s*[+-]?([0-9]+\.[0-9]*|\.[0-9]+)\s*", given):
             return Budget(parse_bytes(given))
         return Fraction(_fraction(float(given), given))
@@ -260,14 +263,19 @@ def _fraction(x: Any, given: Any) -> float:
     part = _float(x)
     if not 0 < part <= 1:
         raise UsageError(
-            f"budget={value(given)}: a number with a point is a fraction of the plain run's activation peak, in (0, 1]; "
-            "give bytes as an int or as a string like '8GiB'"
+            f"budget={value(given)}: a number with a point is a fraction of the baseline's activation peak, in (0, 1]; "
+            f"give bytes as an int or as a string like '{part if part > 1 else 8:g}GiB'"
         )
     return part
 
 
 def _overhead(x: Any) -> float:
     most = math.nan if isinstance(x, bool) or not isinstance(x, Real) else _float(x)
+    if isinstance(x, Integral) and 1 < most <= MOST_OVERHEAD:
+        raise UsageError(
+            f"max_overhead={x} would allow {100 * most:,.0f} % extra cost; is that meant? For {x} % give {most / 100:g}, "
+            f"for {100 * most:,.0f} % give {most:.1f}"
+        )
     if not 0 <= most <= MOST_OVERHEAD:
         raise UsageError(
             f"max_overhead={value(x)} must be a fraction of at least 0 (0.1 means 10 % more) and at most "

@@ -10,7 +10,11 @@ from .printed import printable, shortened
 
 class RekindleError(Exception):
     """Root of all errors raised by Rekindle. Its text may quote names from files: control characters in it are spelled out, and
-    long quotations are shortened."""
+    long quotations are shortened. The text says what led to it: a traceback shows no earlier error that was handled."""
+
+    def __init__(self, *args: object):
+        super().__init__(*args)
+        self.__suppress_context__ = True
 
     def __str__(self) -> str:
         return printable(shortened(super().__str__()), keep="\n")
@@ -46,7 +50,10 @@ class TraceError(RekindleError):
     ----------
     line : the user's line as "train.py:88", if the traceback does not lead there; else ""
     reason : what stands in the way, for a line that says which parts run plain: "reads a tensor"
+    met : the exception that ended the capture, whose traceback leads through the user's calls; None: this one
     """
+
+    met: BaseException | None = None
 
     def __init__(self, message: str, *, line: str = "", reason: str = "cannot be captured"):
         super().__init__(message)

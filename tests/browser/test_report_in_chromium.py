@@ -266,8 +266,8 @@ def test_a_graph_without_seconds_says_so(chromium: Any, tmp_path: Path) -> None:
     assert "no op has seconds" in page.js("return document.querySelector('.figures').textContent")
     assert "proven: " not in page.js("return document.querySelector('.figures').textContent")
     heads = page.js("return [...document.querySelectorAll('th')].map(h => h.textContent)")
-    assert "of the plain step's runs" in heads
-    assert "of the plain step" not in heads
+    assert "of the baseline's runs" in heads
+    assert "of the baseline" not in heads
 
 
 def test_copies_to_the_host_have_colours_of_their_own(chromium: Any, tmp_path: Path, width: int) -> None:

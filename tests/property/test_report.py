@@ -264,7 +264,7 @@ def test_names_that_a_terminal_or_a_browser_would_obey_are_only_shown() -> None:
 
 
 def test_what_was_not_proven_is_said_in_every_table() -> None:
-    plan = replace(plans()[0], verified=False)
+    plan = replace(plans()[0], verified=False, least_overhead=0.1)
     out = io.StringIO()
     Console(file=out, width=160).print(text.plan_table(plan), text.frontier_table([plan]))
     assert out.getvalue().count("not verified") == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from extra_solver import extra_solver
 from graphs_by_hand import chain
@@ -26,6 +28,7 @@ from rekindle.planning.frontiers import frontier_graph
 from rekindle.planning.planner import plan_graph
 from rekindle.saying.shares import percent, percent_down
 from rekindle.saying.sizes import of_bytes
+from rekindle.show.text import frontier_table
 from strategies import examples, graphs
 
 EPS = 1e-9
@@ -72,11 +75,29 @@ def test_a_budgets_sentence_gives_the_certified_least_extra_time() -> None:
         f"{start}(proven: at least {percent_down(plan.least_overhead)}), smallest reachable about "
     )
     assert "best possible" not in plan.sentence
-    assert f"at least, in this budget  {percent_down(plan.least_overhead)} step time" in str(plan)
+    assert f"  at best, in this budget   {percent_down(plan.least_overhead)} step time" in str(plan)
     plain = planned(Budget(10**6), cost="flops")
     assert plain.sentence.startswith(
         f"fits: {plain.peak_bytes} B of 976.6 KiB, +0.0 % FLOPs (proven the least), solved"
     )
+
+
+def test_a_bound_of_nothing_is_left_out() -> None:
+    plan = replace(planned(TIGHT), least_overhead=0.0004)
+    assert "proven" not in plan.sentence
+    assert "at best, in this budget" not in str(plan)
+    assert ", +45.7 % step time, smallest reachable" in plan.sentence
+
+
+def test_a_curve_shows_a_peak_that_reads_alike_once() -> None:
+    points = ((9000, 0.0), (6680, 0.1), (6670, 0.2), (6660, 0.3))
+    plans = [replace(planned(TIGHT), peak_bytes=n << 10, overhead=o) for n, o in points]
+    out = io.StringIO()
+    Console(file=out, width=120).print(frontier_table(plans))
+    assert [line.split()[0] for line in out.getvalue().splitlines() if " MiB " in line] == ["8.8", "6.5"]
+    assert "+10.0 %" in out.getvalue()
+    assert "+30.0 %" not in out.getvalue()
+    assert "2 more plans take as much to the last digit" in out.getvalue()
 
 
 def test_other_goals_say_up_to_which_cost_the_bound_holds() -> None:
@@ -84,9 +105,7 @@ def test_other_goals_say_up_to_which_cost_the_bound_holds() -> None:
     most = percent_down(plan.overhead)
     start = f"takes {plan.peak_bytes} B, {percent(plan.overhead)} step time, "
     assert plan.sentence.startswith(f"{start}no schedule with at most {most} goes below {plan.bound_bytes} B, ")
-    assert re.search(
-        f"no schedule below +{plan.bound_bytes} B at up to {re.escape(most)}, set by {plan.bound_op}\n", str(plan)
-    )
+    assert re.search(f"peak at best, at this cost +{plan.bound_bytes} B, set by {plan.bound_op}\n", str(plan))
     assert plan.least_overhead == 0
     least = planned(LeastMemory(), "exact", chain(4))
     assert least.status == "optimal"

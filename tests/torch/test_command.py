@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from command_line import assert_one_paragraph, screen, step, without_progress
+from command_line import Ran, assert_one_paragraph, screen, step, without_progress
 from marks import few, sweep
 from rekindle.model import formats
 
@@ -280,3 +280,53 @@ def test_a_terminal_without_these_letters_gets_others(graph: Path) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
     for args in (["solvers"], ["solve", graph, "--budget", "1GiB", "--solver", "none"]):
         assert ran(*args, env=environment).returncode == 0
+
+
+MODEL = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        block = lambda: nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+        self.blocks = nn.ModuleList([block() for _ in range(3)])
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+def make():
+    return Model(), torch.randn(32, 16)
+"""
+
+
+@pytest.mark.parametrize("more", [[], ["--compile"]])
+def test_plan_takes_an_optimizer_and_writes_a_report(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    source, page = tmp_path / "net.py", tmp_path / "report.html"
+    source.write_text(MODEL)
+    goal = ("--budget", "0.7", "--effort", "quick", "--no-cache", "--json")
+    plain = Ran(capfd, "plan", f"{source}:make", *goal, *more)
+    ran = Ran(capfd, "plan", f"{source}:make", *goal, *more, "--optimizer", "adamw", "--html", page)
+    assert (plain.code, ran.code) == (0, 0)
+    state = 8 * 3 * (16 * 64 + 64 + 64 * 16 + 16)
+    assert ran.document["baseline_peak_bytes"] - plain.document["baseline_peak_bytes"] == pytest.approx(state, rel=0.1)
+    assert page.read_text().startswith("<!")
+    assert bool(ran.document.get("stages")) == bool(more)
+
+
+def test_compiled_parts_are_not_drawn(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for more in (("--svg", tmp_path / "x.svg"), ("--target", "h100")):
+        ran = Ran(capfd, "plan", "zoo:gpt", "--budget", "0.5", "--compile", *more)
+        assert ran.code == 2
+        assert "leave out --svg and --target" in ran.err
+
+
+def test_help_wraps_at_the_width_of_the_screen(capfd: pytest.CaptureFixture[str]) -> None:
+    """Docstrings kept the breaks of their source."""
+    out = " ".join(Ran(capfd, "estimate", "-h").out.split("\n")[5:8])
+    assert "the step planned for the device" in " ".join(out.split())
+    assert not any(line.rstrip().endswith("the step planned") for line in Ran(capfd, "estimate", "-h").out.split("\n"))

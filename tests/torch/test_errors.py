@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import nn
 
 import rekindle
 from marks import every
-from rekindle import FormatError, InfeasibleBudget, RekindleError, TraceError, UsageError
+from rekindle import FormatError, InfeasibleBudget, ParityError, RekindleError, TraceError, UsageError
 from test_dispatch import untouched
 from test_execute import Net, tight
 
@@ -170,3 +171,50 @@ def test_a_step_that_does_not_repeat_itself_fails_the_check() -> None:
 def test_every_error_has_one_root() -> None:
     for error in (TraceError, InfeasibleBudget, rekindle.PlanMismatch, rekindle.ParityError, FormatError, UsageError):
         assert issubclass(error, RekindleError)
+
+
+def test_an_error_says_what_led_to_it_and_shows_no_other() -> None:
+    """A model that reads a tensor printed 150 lines: PyTorch's own error, and everything between."""
+    with pytest.raises(TraceError) as e:
+        rekindle.checkpoint(Branching(), torch.ones(2, 4), budget=0.5, strict=True)
+    shown = "".join(traceback.format_exception(e.value))
+    assert "direct cause" not in shown
+    assert "During handling" not in shown
+    assert "DataDependent" not in shown
+    with pytest.raises(ParityError) as second:
+        handles_another()
+    assert "During handling" not in "".join(traceback.format_exception(second.value))
+
+
+def handles_another() -> None:
+    try:
+        raise KeyError("first")
+    except KeyError:
+        raise ParityError("second")  # noqa: B904
+
+
+@pytest.mark.parametrize(
+    ("sample", "words"),
+    [
+        (
+            (torch.ones(2, 4), torch.ones(2, 4)),
+            "called with 2 positional arguments: a tuple or list stands for positional",
+        ),
+        ({"x": torch.ones(2, 4), "y": torch.ones(2)}, "called with the keyword arguments x, y: "),
+    ],
+)
+def test_a_sample_that_is_taken_apart_explains_itself_where_forward_complains(sample: Any, words: str) -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, pair: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+            return self.layer(pair[0]) + pair[1]
+
+    with pytest.raises(
+        TraceError, match=r"write an argument that is itself a tuple, list or dict as \(argument,\)"
+    ) as e:
+        rekindle.checkpoint(Pair(), sample, budget=0.5)
+    assert words in str(e.value)
+    assert "direct cause" not in "".join(traceback.format_exception(e.value))

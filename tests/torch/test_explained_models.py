@@ -83,6 +83,17 @@ def test_attention_scores_are_named_with_their_remedy() -> None:
     assert "scaled_dot_product_attention" in said
 
 
+def test_a_model_that_calls_the_function_reads_why_it_holds_scores_all_the_same() -> None:
+    model, sample = zoo.load("gpt", n_layer=2, d=32, length=512, vocab=64, batch=2, dropout=0.1, fake=True)
+    trace = rekindle.trace(model, sample, target="cpu", progress=False)
+    said = " ".join(rekindle.plan(trace, budget=1.0, solver="none", progress=False).explain().remarks)
+    assert (
+        "scaled_dot_product_attention runs its math kernel, which holds them: a CPU has no fused one with dropout"
+        in said
+    )
+    assert "would not hold them" not in said
+
+
 def test_parameters_and_the_optimizers_state_are_no_matter_of_a_plan() -> None:
     model, sample = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1)), torch.rand(2, 1024)
     e = planned(model, sample, optimizer="adamw").explain()

@@ -102,3 +102,23 @@ def test_what_to_minimise_is_memory(what: Any) -> None:
 def test_part_of_a_byte_is_no_size(text: str) -> None:
     with pytest.raises(UsageError, match="no size"):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"budget": "50%"}, "'50%' is no size; for that share of the baseline's activation peak give 0.5"),
+        ({"budget": "12.5 %"}, "give 0.125"),
+        ({"budget": 8.0}, "as a string like '8GiB'"),
+        ({"max_overhead": 10}, "would allow 1,000 % extra cost; is that meant? For 10 % give 0.1, for 1,000 % give 10.0"),
+        ({"max_overhead": np.int8(5)}, "would allow 500 % extra cost"),
+    ],
+)  # fmt: skip
+def test_a_number_that_is_likely_meant_otherwise_is_asked_back(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError) as e:
+        Goal.parse(**given)
+    assert words in str(e.value)
+
+
+def test_a_share_above_one_with_a_point_is_meant() -> None:
+    assert Goal.parse(max_overhead=10.0) == MaxOverhead(10.0)

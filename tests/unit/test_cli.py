@@ -21,6 +21,7 @@ from rekindle.model import formats
 from rekindle.model.graph import BOUNDARY
 from rekindle.model.judge import simulate
 from rekindle.model.schedule import Schedule
+from rekindle.planning import certificates
 from rekindle.problem import Problem
 
 
@@ -78,6 +79,30 @@ def test_solve_copies_values_where_the_graph_has_a_link(tmp_path: Path, capfd: p
         assert ran.code == 2
         assert_one_paragraph(ran.err)
         assert words in ran.err
+
+
+def test_the_command_line_asks_back_as_python_does(graph: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    solver = ("--solver", "none", "--json")
+    ran = Ran(capfd, "solve", graph, "--max-overhead", "10", *solver)
+    assert (ran.code, "--max-overhead 10 would allow 1,000 % extra cost" in ran.err) == (2, True)
+    assert Ran(capfd, "solve", graph, "--max-overhead", "10.0", *solver).code == 0
+    ran = Ran(capfd, "solve", graph, "--budget", "8", *solver)
+    assert (ran.code, 'budget 8 bytes (or "8GiB"?) cannot be met' in ran.err) == (3, True)
+    assert "--budget 50% is no size" in Ran(capfd, "solve", graph, "--budget", "50%", *solver).err
+
+
+def test_compare_proves_what_it_can(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading a file may leave its certificate unproven where that takes long; `compare` takes the longer time."""
+    plan = tmp_path / "plan.json"
+    rekindle.plan(step(), budget=140, cache=False).save(plan)
+    monkeypatch.setattr(certificates, "holds", lambda plan, limits=None: limits is certificates.PATIENT)
+    ran = Ran(capfd, "compare", plan, plan)
+    assert "not verified" not in ran.out
+    assert [line.split() for line in ran.out.splitlines() if line.startswith("verified")] == [
+        ["verified", "yes", "yes"]
+    ]
 
 
 @pytest.mark.parametrize("goal", [("--max-overhead", "0.1"), ("--minimize", "memory"), ("--budget", "1.0")])

@@ -195,8 +195,8 @@ def row(lines: list[str], label: str) -> list[str]:
 
 def test_a_bound_is_never_rounded_up() -> None:
     a, b = (replace(planned(budget=PLAIN), overhead=0.5, least_overhead=least) for least in (0.1299, 0.12951))
-    assert row(compared_view(compare(a, b)), "extra cost at least") == ["+12.9 %", "+12.9 %", "*"]
-    assert row(compared_view(compare(a, parts_plan())), "extra cost at least") == ["+12.9 %", "+0.0 %", "*"]
+    assert row(compared_view(compare(a, b)), "extra cost at best") == ["+12.9 %", "+12.9 %", "*"]
+    assert row(compared_view(compare(a, parts_plan())), "extra cost at best") == ["+12.9 %", "+0.0 %", "*"]
 
 
 def test_a_certificate_that_was_not_verified_is_shown_with_its_doubt() -> None:
@@ -204,7 +204,7 @@ def test_a_certificate_that_was_not_verified_is_shown_with_its_doubt() -> None:
     c = compare(plan, replace(plan, verified=False))
     assert c.to_json()["figures"]["verified"] == {"a": True, "b": False}
     lines = compared_view(c)
-    for label in ("no schedule below", "gap", "extra cost at least", "status"):
+    for label in ("peak at best, at this cost", "gap", "extra cost at best", "status"):
         one, other = row(lines, label)
         assert other == f"{one}, not verified"
     assert row(lines, "verified") == ["yes", "no", "*"]

@@ -57,6 +57,14 @@ def test_a_folder_that_others_may_write_to_is_not_used(folder: Path, mode: int, 
     assert cache_folder(*inside) == at
 
 
+def test_one_note_says_it_for_all_folders_inside(folder: Path) -> None:
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    with pytest.warns(RekindleWarning) as told:
+        assert {folders.cache_folder(kind) for kind in ("plans", "costs")} == {None}
+    assert [f"the cache folder {folder}: other users" in str(w.message) for w in told] == [True]
+
+
 def test_nor_one_that_others_may_replace(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_private(folder)
     folder.parent.chmod(0o1777)  # as /tmp is

@@ -75,7 +75,7 @@ def _read(path: Path) -> tuple[list[Row], int]:
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except OSError as e:
-        raise FormatError(f"cannot read {path}: {e.strerror or e}") from e
+        raise FormatError(f"cannot read {path}: {e.strerror or e}") from None
     rows: dict[Any, Row] = {}
     whole = 0
     for i, line in enumerate(lines, 1):

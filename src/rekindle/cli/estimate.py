@@ -22,7 +22,7 @@ from ..torch.costs import devices
 from . import completing
 from .answer import Answer, Whole, out_console
 from .models import load_model, usual_batch
-from .options import Batch, HostBudget, Json, Model, Offload, Target
+from .options import Batch, HostBudget, Json, Model, Offload, OptimizerName, Target
 
 Device = Annotated[
     str | None,
@@ -30,13 +30,10 @@ Device = Annotated[
         metavar="SIZE", help="Memory of the device (24GiB), or its name (h200). Without it nothing is compared."
     ),
 ]
-OptimizerName = Annotated[
-    str, typer.Option("--optimizer", metavar="NAME", help="adamw, sgd-momentum, …; none: no optimizer.")
-]
 Effort = Annotated[
     str, typer.Option(metavar="EFFORT", help="How long plans are searched for: quick, normal or thorough.")
 ]
-Plans = Annotated[bool, typer.Option("--plans/--no-plans", help="Look for plans, which takes longer (default: yes).")]
+Plans = Annotated[bool, typer.Option("--plans/--no-plans", help="Look for plans, which takes longer.")]
 
 
 def estimate(
@@ -80,7 +77,7 @@ def estimate(
 
         request = EstimateRequest.of_user(made, steps, target, gradients=gradients or "fresh")
         found = request.of(sample)
-        _show(console, estimate_table(found), modules_table(found), found.sentence)
+        _show(console, estimate_table(found), "", modules_table(found), "", found.sentence)
         largest = None
         if budget is not None:
             options = search_options(budget, effort, completing.OFFLOADS[offload], host_budget)
@@ -89,7 +86,7 @@ def estimate(
             search = BatchSearch(request, other, options, gradients or "kept", rows.add, most_s)
             search.known |= {first: found} if first else {}
             largest = search.largest(first or FIRST, plans)
-            rows.end()
+            _show(console, "")
     document: dict[str, Any] = found.to_json()
     rest = [f"assumed: {found.assumed}", *found.notes]
     if largest is not None:
@@ -112,16 +109,12 @@ class _Rows:
 
     def __init__(self, console: Console | None, budget: int) -> None:
         self._console, self._budget = console, budget
-        *self._head, self._foot = self._lines()
-        _show(console, *self._head)
+        self._head = self._lines()
+        _show(console, "", *self._head)
 
     def add(self, row: BatchRow) -> None:
         """Print a row."""
-        _show(self._console, *self._lines(row)[len(self._head) : -1])
-
-    def end(self) -> None:
-        """End the table."""
-        _show(self._console, self._foot)
+        _show(self._console, *self._lines(row)[len(self._head) :])
 
     def _lines(self, row: BatchRow | None = None) -> list[Whole]:
         console = self._console or out_console()
@@ -139,8 +132,8 @@ def _budget(device: str | None, target: str | None) -> tuple[int | None, str | N
     choices = f"give a size such as 24GiB, or one of {', '.join(devices.names())}"
     try:
         budget = Goal.parse(device).budget
-    except UsageError as e:
-        raise UsageError(f"--device {value(device)} is no size of a device and no known name; {choices}") from e
+    except UsageError:
+        raise UsageError(f"--device {value(device)} is no size of a device and no known name; {choices}") from None
     if budget is None:
         raise UsageError(f"--device {device} is a fraction; {choices}")
     return budget, target

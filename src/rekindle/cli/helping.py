@@ -53,6 +53,7 @@ class Command(TyperCommand):
                     text = text.replace(place, ", ".join(names()))
             if text:
                 p.help = text  # type: ignore[attr-defined]
+        self.help = "\n\n".join(" ".join(p.split()) for p in (self.help or "").split("\n\n"))  # wrapped anew
         with printing():
             super().format_help(ctx, formatter)
 

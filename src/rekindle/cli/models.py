@@ -116,7 +116,7 @@ def trace_model(
         raise TraceError(
             f"{why}. This command plans whole models. If the model works on its sample, plan its largest parts in Python: "
             "rekindle.checkpoint(model, sample, budget=…), which takes the same goals"
-        ) from e
+        ) from None
 
 
 def load_model(spec: str, batch: int | None) -> tuple[Any, Any]:
@@ -172,7 +172,7 @@ def _no_exit(spec: str) -> Iterator[None]:
         raise RekindleError(
             f"{spec} ended the program (sys.exit({value(e.code)})) instead of returning (model, sample); put code that is to "
             'run only as a program under `if __name__ == "__main__":`'
-        ) from e
+        ) from None
 
 
 def _function(path: Path, name: str) -> Any:

@@ -26,6 +26,11 @@ def _batch(given: int | None) -> int | None:
     return given
 
 
+def share(text: str) -> float:
+    """A number as Python reads it: "10" is a whole number, which `max_overhead` asks back about."""
+    return int(text) if text.strip().isascii() and text.strip().isdigit() else float(text)
+
+
 def _time_limit(given: float | None) -> float | None:
     if given is not None and not 0 < given <= accept.TIME_MOST_S:  # nan too
         raise UsageError(
@@ -64,11 +69,14 @@ Model = Annotated[
 Batch = Annotated[int | None, typer.Option(metavar="N", callback=_batch, help="Batch size. Default: the model's own.")]
 Budget = Annotated[
     str | None,
-    typer.Option(metavar="SIZE", help="Peak memory of the whole step (8GiB, 512MiB or bytes), or a fraction of the plain "
-                                      "step's activation peak (0.5)."),
+    typer.Option(metavar="SIZE", help="Peak memory of the whole step (8GiB, 512MiB or bytes), or a fraction of the "
+                                      "baseline's activation peak (0.5)."),
 ]  # fmt: skip
 MaxOverhead = Annotated[
-    float | None, typer.Option(metavar="SHARE", help="Least memory within this extra cost, as a fraction: 0.1 is 10 %.")
+    float | None,
+    typer.Option(
+        metavar="SHARE", parser=share, help="Least memory within this extra cost, as a fraction: 0.1 is 10 %."
+    ),
 ]
 Minimize = Annotated[
     str | None,
@@ -154,6 +162,16 @@ Seed = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="File to write the result to.")]
 Svg = Annotated[Path | None, typer.Option(metavar="FILE", help="File to write an SVG picture to.")]
+Html = Annotated[Path | None, typer.Option(metavar="FILE", help="File to write a report to, one HTML page.")]
+OptimizerName = Annotated[
+    str,
+    typer.Option(
+        "--optimizer", metavar="NAME", help="Whose state counts: adamw, sgd-momentum, …; none: no optimizer's."
+    ),
+]
+Compile = Annotated[
+    bool, typer.Option("--compile", help="Compile the model's parts, each in the measured way that keeps the goal.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
 
 

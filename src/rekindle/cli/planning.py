@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -15,29 +15,33 @@ from ..model.files import write_text
 from ..model.formats import write_json
 from ..model.graph import COSTS
 from ..model.plan import Plan, schedule_document
+from ..parts.plan import PartsPlan
 from ..planning import registry
 from ..printed import name
-from ..saying.progress import telling
+from ..saying.progress import announce, telling
 from ..saying.sizes import format_bytes
 from ..show import text
 from ..show.frontier_svg import frontier_svg
 from ..show.timeline import memory_timeline
 from . import completing
 from .answer import Answer, Whole
-from .models import file_of, is_graph_file, load_graph, trace_model
+from .models import file_of, is_graph_file, load_graph, load_model, trace_model
 from .options import (
     Batch,
     Budget,
     Cache,
+    Compile,
     Cost,
     Effort,
     Gradients,
     HostBudget,
+    Html,
     Json,
     MaxOverhead,
     Minimize,
     Model,
     Offload,
+    OptimizerName,
     OrLeast,
     Out,
     Parity,
@@ -81,27 +85,45 @@ def plan(
     parity: Parity = "bitwise",
     unused: Unused = None,
     gradients: Gradients = "kept",
+    optimizer: OptimizerName = "none",
+    compile: Compile = False,
     out: Out = None,
     svg: Svg = None,
+    html: Html = None,
     json: Json = False,
 ) -> Answer:
     """Plan a model's training step for one goal: --budget, --max-overhead or --minimize memory.
 
-    --out writes the plan as JSON, --svg its memory over time.
+    --out writes the plan as JSON, --html a report of it, --svg its memory over time. A budget below 1 is a share of the
+    baseline's activation peak: the baseline runs each op once and keeps no value past its last use.
     """
     goal = read_goal(budget, max_overhead, minimize)
-    _check(solver, cost, effort, (out, svg), file_of(model), parity, gradients)
+    _check(solver, cost, effort, (out, svg, html), file_of(model), parity, gradients)
+    if compile and (svg or target):
+        raise UsageError("--compile measures its parts here and has no one graph to draw; leave out --svg and --target")
+    counted = None if optimizer.strip().lower() == "none" else optimizer
+    asked: dict[str, Any] = {
+        "max_overhead": max_overhead, "minimize": minimize, "solver": solver, "cost": cost, "effort": effort,
+        "time_limit": time_limit, "seed": seed, "cache": cache, "parity": parity, "or_least": or_least,
+        "offload": completing.OFFLOADS[offload], "host_budget": host_budget, "gradients": gradients, "unused": unused or (),
+    }  # fmt: skip
     with telling(None):
-        traced = trace_model(model, batch, target, unused=unused or (), gradients=gradients)
-        made = api.plan(
-            traced, budget, max_overhead=max_overhead, minimize=minimize, solver=solver, cost=cost,
-            effort=effort, time_limit=time_limit, seed=seed, cache=cache, parity=parity, or_least=or_least,
-            offload=completing.OFFLOADS[offload], host_budget=host_budget,
-        )  # fmt: skip
-    if out is not None:
-        made.save(out)
-    written = _write_timeline(made, goal, svg)
-    return Answer(made.figures(), lambda: [text.plan_table(made), "", made.sentence, *_wrote(out, written)])
+        made: Plan | PartsPlan
+        if compile:
+            announce(None, f"loading {model}")
+            ready, sample = load_model(model, batch)
+            made = cast(
+                Any, api.checkpoint(ready, sample, budget, compile=True, optimizer=counted, **asked).forward
+            ).plan
+        else:
+            traced = trace_model(model, batch, target, counted, unused=unused or (), gradients=gradients)
+            made = api.plan(traced, budget, **asked)
+        if out is not None:
+            made.save(out)
+        if html is not None:
+            made.to_html(html)
+    written = _write_timeline(made, goal, svg) if made.kind == "step" else None
+    return Answer(made.figures(), lambda: [text.plan_table(made), "", made.sentence, *_wrote(out, html, written)])
 
 
 def frontier(
@@ -134,15 +156,8 @@ def frontier(
             else trace_model(model, batch, target, unused=unused or (), gradients=gradients)
         )
         plans = api.frontier(
-            traced,
-            solver=solver,
-            cost=cost,
-            effort=effort,
-            time_limit=time_limit,
-            seed=seed,
-            cache=cache,
-            parity=parity,
-        )
+            traced, solver=solver, cost=cost, effort=effort, time_limit=time_limit, seed=seed, cache=cache, parity=parity
+        )  # fmt: skip
     document = {"format": "rekindle.frontier/1", "plans": [p.figures() for p in plans]}
     if out is not None:
         write_json(out, document)

@@ -53,7 +53,7 @@ def explain(plan: PlanFile, out: Out = None, json: Json = False) -> Answer:
 def compare(a: PlanA, b: PlanB, json: Json = False) -> Answer:
     """Set two plans side by side: figures, the modules that differ, and where their graphs differ."""
     with telling(None):
-        one, two = load_plan(a), load_plan(b)
+        one, two = (load_plan(x).each(proven) for x in (a, b))
         announce(None, "comparing the plans")
         found = compare_plans(one, two, (str(a), str(b)))
     return Answer(found.to_json(), lambda: compared_view(found))

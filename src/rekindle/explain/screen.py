@@ -47,7 +47,7 @@ def title(e: Explanation) -> list[str]:
     name = shortened(e.name, 40)
     price = f"{percent(e.overhead)} {COST_WORDS[e.cost]}"
     return [
-        f"{name}: {format_bytes(e.peak_bytes)} at the peak in place of {format_bytes(e.baseline_peak_bytes)},",
+        f"{name}: {format_bytes(e.peak_bytes)} at the peak, baseline {format_bytes(e.baseline_peak_bytes)},",
         f"{format_bytes(e.saved_bytes)} saved for {price}",
     ]
 
@@ -202,7 +202,7 @@ def _figures(some: Sequence[Row], rows: Sequence[Row], digits: int, more: int) -
 
 def number(x: float, digits: int) -> str:
     """A figure with so many decimals; "-" for nothing."""
-    return f"{x:,.{digits}f}" if x else "-"
+    return f"{round(x, digits) + 0.0:,.{digits}f}" if x else "-"  # adding 0.0 makes -0.0 positive
 
 
 def _share(part: int, whole: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..model.floor import working_set
 from ..model.graph import Graph
-from ..model.op_names import op_words
+from ..model.op_names import op_words, operator_name
 from ..model.rewriting import Rewriting
 from ..model.rewriting_words import STEP, line
 from ..printed import name
@@ -18,6 +18,7 @@ SCORES_LEAST_SHARE = 0.1
 WORKSPACE_LEAST_SHARE = 0.2
 RESIDENT_LEAST_SHARE = 0.5  # of all bytes
 FLOOR_MOST = 1.02  # the peak is at most so many times the bytes that one op needs alone
+MATH_KERNEL = "_safe_softmax"  # an operator that scaled_dot_product_attention alone calls, where no fused kernel serves
 AT_THE_LOSS = "The peak is the loss"
 ROLES = {
     RUNNING: "made by the op that runs", GRADIENT: "gradients", SAVED: "saved for backward", RECOMPUTED: "recomputed",
@@ -74,7 +75,7 @@ def _where(graph: Graph, plain: Peak, planned: Peak, step: str) -> str:
         return "Nothing runs in this graph."
     if before == after:
         return f"Both peaks are {after}."
-    other = f"the peak{step}, each op once," if step else "the plain one"
+    other = f"the peak{step}, each op once," if step else "the baseline's"
     return f"The planned peak is {after}; {other} is {before}."
 
 
@@ -105,7 +106,17 @@ def _scores(graph: Graph, p: Peak, own: int) -> list[str]:
         return []
     biggest = max(held, key=lambda h: h.bytes)
     shape = "×".join(map(str, dimensions(graph.ops[biggest.op].shape)))
-    return [f"Attention scores {shape} hold {format_bytes(total)}; scaled_dot_product_attention would not hold them."]
+    return [f"Attention scores {shape} hold {format_bytes(total)}; {_instead(graph, scores)}."]
+
+
+def _instead(graph: Graph, scores: frozenset[int]) -> str:
+    """Why the step holds attention's scores: it calls the function that avoids them, or does not."""
+    if not any(operator_name(graph.ops[i].target) == MATH_KERNEL for i in scores):
+        return "scaled_dot_product_attention would not hold them"
+    readers = {r for i in scores for v in graph.ops[i].outputs for r in graph.consumers[v]}
+    drops = any("dropout" in graph.ops[r].target for r in readers)
+    why = "a CPU has no fused one with dropout" if drops else "no fused one here takes its mask, dtype or head size"
+    return f"scaled_dot_product_attention runs its math kernel, which holds them: {why}"
 
 
 def _workspace(graph: Graph, p: Peak, own: int) -> list[str]:

@@ -15,7 +15,7 @@ from ..saying import notices
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 NOBODY = 65534  # in a container, the owner of what belongs to the administrator outside of it
-_told: set[Path] = set()
+_told: set[str] = set()
 
 
 def cache_folder(*inside: str) -> Path | None:
@@ -23,15 +23,15 @@ def cache_folder(*inside: str) -> Path | None:
     and a warning has said so."""
     given = os.environ.get("REKINDLE_CACHE")
     try:
-        folder = Path(given) if given else Path.home() / ".cache" / "rekindle"
-        folder = folder.joinpath(*inside)
+        whole = Path(given) if given else Path.home() / ".cache" / "rekindle"
+        folder = whole.joinpath(*inside)
         why = _not_private(folder)
     except (OSError, RuntimeError, ValueError):  # the user has no home folder, or it cannot be looked at
         return None
-    if why and folder not in _told:
-        _told.add(folder)
+    if why and why not in _told:  # it is often the same for all folders inside
+        _told.add(why)
         notices.warn(
-            f"nothing is read from or kept in the cache folder {name(str(folder))}: {why}. Make it private (chmod go-w), or "
+            f"nothing is read from or kept in the cache folder {name(str(whole))}: {why}. Make it private (chmod go-w), or "
             "name another folder in REKINDLE_CACHE"
         )
     return None if why else folder

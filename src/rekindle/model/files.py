@@ -57,7 +57,7 @@ def check_writable(path: PathLike) -> Path:
         there = _stat(real)
         folder = _stat(real.parent)
     except (OSError, ValueError) as e:
-        raise UsageError(f"{cannot}: {_why(e)}; name another file") from e
+        raise UsageError(f"{cannot}: {_why(e)}; name another file") from None
     if there is not None and not stat.S_ISREG(there.st_mode):
         kind = KINDS.get(stat.S_IFMT(there.st_mode), "no regular file")
         raise UsageError(f"{cannot}: it is {kind}; name a regular file")
@@ -90,7 +90,7 @@ def write_bytes(path: PathLike, content: bytes) -> None:
         raise RekindleError(
             f"cannot write {name(os.fspath(path))}: {_why(e)}; nothing was written, and a file that was there is as it "
             "was. Make room or name another file"
-        ) from e
+        ) from None
 
 
 def write_own(path: Path, text: str) -> None:
@@ -138,7 +138,7 @@ def read_text(path: PathLike, most: int = MOST_BYTES, regular: bool = False, own
     try:
         fd = os.open(path, os.O_RDONLY | how | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
     except ValueError as e:  # a null byte in the name
-        raise FormatError(f"cannot read {where}: {e}") from e
+        raise FormatError(f"cannot read {where}: {e}") from None
     there = os.fstat(fd)
     mode = there.st_mode
     if own and not is_own(there):
@@ -154,7 +154,7 @@ def read_text(path: PathLike, most: int = MOST_BYTES, regular: bool = False, own
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as e:
-        raise FormatError(f"{where} is damaged or is no text ({e}); nothing of it was used") from e
+        raise FormatError(f"{where} is damaged or is no text ({e}); nothing of it was used") from None
 
 
 @contextlib.contextmanager

@@ -145,7 +145,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     try:
         return parse_json(read_text(path), where)
     except OSError as e:
-        raise FormatError(f"cannot read {where}: {e.strerror or e}") from e
+        raise FormatError(f"cannot read {where}: {e.strerror or e}") from None
 
 
 def parse_json(text: str, where: str, constants: bool = False) -> Any:
@@ -166,7 +166,7 @@ def parse_json(text: str, where: str, constants: bool = False) -> Any:
     try:
         return json.loads(text, parse_constant=float if constants else _refuse_constant, parse_int=_whole_number)
     except (ValueError, RecursionError) as e:
-        raise FormatError(f"{where} is damaged or is no JSON ({e}); nothing of it was used") from e
+        raise FormatError(f"{where} is damaged or is no JSON ({e}); nothing of it was used") from None
 
 
 def write_json(path: str | os.PathLike[str], doc: Any) -> None:

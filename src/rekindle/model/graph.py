@@ -140,7 +140,7 @@ class Graph(HoldsResident):
             raise FormatError(
                 f"graph {self.name!r} is no graph ({e}); give values as Value(bytes), ops as Op(name, inputs, outputs), ids "
                 "and sizes as whole numbers"
-            ) from e
+            ) from None
 
     def __repr__(self) -> str:
         return f"Graph({self.name!r}, {len(self.ops)} ops, {len(self.values)} values, hash {self.hash[:12]})"

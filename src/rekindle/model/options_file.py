@@ -101,7 +101,7 @@ def _or_least(fields: Reader, key: str, default: bool) -> Goal | None:
     try:
         goal = Goal.from_json(fields.table(key))
     except UsageError as e:
-        raise FormatError(f"{fields.where}: {key!r}: {e}") from e
+        raise FormatError(f"{fields.where}: {key!r}: {e}") from None
     if not goal.is_budget:
         raise _wrong(fields, key, "be a budget", goal.to_json())
     return goal
@@ -111,7 +111,7 @@ def _compile(fields: Reader, key: str) -> CompileOptions | None:
     try:
         return CompileOptions.parse(fields.table(key))
     except UsageError as e:
-        raise FormatError(f"{fields.where}: {e}") from e
+        raise FormatError(f"{fields.where}: {e}") from None
 
 
 def _name(kind: str) -> Callable[[Reader, str, Any], str | None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ..printed import name
 from .rewriting import CONVOLUTIONS, PICKED, SAVES, SLICES, Rewriting
 
-STEP = "the step as rewritten"  # for which claims of a plan with rewrites hold
+STEP = "this rewritten step"  # for which claims of a plan with rewrites hold
 NAMED_MOST = 3  # parameters that are named
 
 Row = tuple[str, str]

@@ -15,14 +15,17 @@ if TYPE_CHECKING:
     from .plan import Plan
     from .resident import HoldsResident
 
+LEAST_SAID = 1e-3  # a bound on the extra cost below 0.1 % says nothing
+AT_BEST, AT_BEST_EXTRA = "peak at best, at this cost", "  at best, in this budget"  # labels of the bounds in tables
+
 
 def sentence(plan: Plan) -> str:
     """One plain sentence: does the plan fit, at what price, what is proven, what smaller peak is known.
 
     "fits: 21.4 of 24.0 GiB, +11.0 % step time (proven: at least +8.0 %), smallest reachable about 14.0 GiB, solved in 3.1 s"
 
-    Of a rewritten step it says so, and for which step the proof holds: "+2.2 % step time (proven: at least +0.1 % for the step
-    as rewritten), with 18 smaller saves and 29 ops in 8 slices".
+    Of a rewritten step it says so, and for which step the proof holds: "+2.2 % step time, with 18 smaller saves and 29 ops in
+    8 slices (proven: at least +0.1 % for this rewritten step)".
     """
     limit = plan.limit
     price = f"{percent(plan.overhead)} {COST_WORDS[plan.cost]}"
@@ -31,12 +34,13 @@ def sentence(plan: Plan) -> str:
         takes = takes_words(missed, plan.peak_bytes, plan.graph, plan.baseline_activation_bytes)
         parts = [takes, price, *_rewritten(plan), peak_claim(plan)]
     else:
-        parts = [f"fits: {of_bytes(plan.peak_bytes, limit)}", f"{price} ({cost_claim(plan)})", *_rewritten(plan)]
+        parts = [f"fits: {of_bytes(plan.peak_bytes, limit)}", price, *_rewritten(plan)]
+        parts[-1] += f" ({claim})" if (claim := cost_claim(plan)) else ""
         parts += offer_words(plan.offer, plan.goal, plan.graph, plan.baseline_activation_bytes)
     if plan.moved_bytes:
         parts.append(f"copying {format_bytes(plan.moved_bytes)} to the host and back")
     if plan.smallest_known_bytes is not None:
-        parts.append(f"smallest reachable about {format_bytes(plan.smallest_known_bytes)}")
+        parts.append(f"smallest reachable about {format_bytes(plan.smallest_known_bytes)} for more time")
     parts.append(f"solved in {plan.solve_seconds:.1f} s")
     left_out = getattr(plan.trace, "not_counted", "") if plan.goal.budget is not None else ""
     saved = getattr(plan.trace, "saved", "")
@@ -72,15 +76,17 @@ def offer_words(offer: tuple[int, float] | None, goal: Goal, step: HoldsResident
 
 
 def cost_claim(plan: Plan) -> str:
-    """What is proven of the extra cost of plans within the budget: "proven: at least +8.0 %"."""
+    """The proven bound on the extra cost of plans within the budget: "proven: at least +8.0 %"; "" where it is 0."""
     if plan.status == "optimal":
         return f"proven the least{_of(plan)}" if plan.verified else f"its file says the least{_of(plan)}: not verified"
+    if plan.least_overhead < LEAST_SAID:
+        return ""
     least = f"at least {percent_down(plan.least_overhead)}{_of(plan)}"
     return f"proven: {least}" if plan.verified else f"its file says {least}: not verified"
 
 
 def peak_claim(plan: Plan) -> str:
-    """What is proven of the peak of plans at this cost: "no schedule with at most +9.8 % goes below 3.1 GiB"."""
+    """The proven bound on the peak of plans at this cost: "no schedule with at most +9.8 % goes below 3.1 GiB"."""
     if plan.status == "optimal":
         smallest = f"the smallest{_of(plan)}"
         return f"proven {smallest}" if plan.verified else f"its file says {smallest}: not verified"
@@ -91,10 +97,10 @@ def peak_claim(plan: Plan) -> str:
 
 
 def bound_words(plan: Plan, with_op: bool = True) -> str:
-    """The bound on the peak with the cost up to which it holds, and the op that sets it: the value of a table's row."""
+    """The bound on the peak of plans at the plan's cost, and the op that sets it: the value of a table's row."""
     setter = f", set by {op_words_of(plan.graph, plan.bound_op)}" if plan.bound_op and with_op else ""
     scope = _of(plan, ",")
-    return f"{format_bytes(plan.bound_bytes)} at up to {percent_down(plan.overhead)}{setter}{scope}{plan.doubt}"
+    return f"{format_bytes(plan.bound_bytes)}{setter}{scope}{plan.doubt}"
 
 
 def splitting_claim(plan: Plan) -> str:
@@ -103,8 +109,8 @@ def splitting_claim(plan: Plan) -> str:
 
 
 def least_cost_words(plan: Plan) -> str:
-    """The bound on the extra cost within the budget: the value of a table's row; "" where the goal is no budget."""
-    if not plan.goal.is_budget:
+    """The bound on the extra cost within the budget: the value of a table's row; "" where it is 0 or the goal no budget."""
+    if not plan.goal.is_budget or plan.least_overhead < LEAST_SAID:
         return ""
     return f"{percent_down(plan.least_overhead)} {COST_WORDS[plan.cost]}{_of(plan, ',')}{plan.doubt}"
 

@@ -84,7 +84,7 @@ def parts_plan_from_json(doc: dict[str, Any], where: str) -> PartsPlan:
     try:
         goal = Goal.from_json(r.table("goal"))
     except UsageError as e:
-        raise FormatError(f"{where}: {e}") from e
+        raise FormatError(f"{where}: {e}") from None
     cost = r.text("cost")
     if cost not in COSTS:
         raise FormatError(f"{where}: its cost {value(cost)} is none of {', '.join(COSTS)}")

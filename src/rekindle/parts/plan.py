@@ -189,7 +189,7 @@ class PartsPlan(AnyPlan, HoldsResident):
 
     def _rows(self) -> list[tuple[str, str]]:
         plain = "not measured" if self.baseline_peak_bytes is None else format_bytes(self.baseline_peak_bytes)
-        rows = [("peak", f"{format_bytes(self.peak_bytes)} (plain {plain})"), ("parts", self.covered)]
+        rows = [("peak", f"{format_bytes(self.peak_bytes)} (plain {plain})")]
         alike = Counter((p.graph.name, p.activation_peak_bytes, round(p.overhead, 3)) for _, p in self.pieces)
         for (kind, peak, overhead), n in alike.items():
             words = f"{format_bytes(peak)} by itself, {percent(overhead)} {COST_WORDS[self.cost]}"

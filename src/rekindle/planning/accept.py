@@ -80,7 +80,7 @@ def host_bytes(given: str | int | None) -> int | None:
     try:
         return parse_bytes(str(given))
     except UsageError as e:
-        raise UsageError(f"host_budget: {e}") from e
+        raise UsageError(f"host_budget: {e}") from None
 
 
 def seed(given: Any) -> int:

@@ -66,13 +66,13 @@ def infeasible(
     """
     graph = scorer.graph
     smallest = min(found, key=lambda s: (s.needs, s.judged.overhead))
-    asked = f"budget {format_bytes(limit)} ({limit} bytes)"
+    asked = budget_words(limit)
     if goal.fraction is not None:
-        asked = f"budget {goal.fraction:g} of the plain activation peak, {format_bytes(limit)} in all"
+        asked = f"budget {goal.fraction:g} of the baseline's activation peak ({format_bytes(limit)} in all)"
     bound, op = bound_words(graph, floor, scorer.spare)
-    rewritten = "" if scorer.plain_bytes is None else " of the step as rewritten"
+    rewritten = "" if scorer.plain_bytes is None else "even with ops rewritten to take less memory, "
     why = (
-        f"no schedule{rewritten} exists below {bound}"
+        f"{rewritten}no schedule exists below {bound}"
         if limit < floor.bytes
         else f"the certified bound is {bound}, but solver {solver.name!r} found nothing that small"
     )
@@ -80,15 +80,19 @@ def infeasible(
     if goal.fraction is not None:
         reached = f"budget={_fraction(scorer, smallest.needs)}"
     more = [] if solver.name == DEFAULT_SOLVER else [f"solver={DEFAULT_SOLVER!r}"]
-    if limit < floor.bytes and floor.op is not None:
-        more.append("splitting that op")
-    points = ", ".join(f"{format_bytes(s.needs)} at {percent(s.judged.overhead)}" for s in nearest(found)[1:])
+    points = ", ".join(f"{format_bytes(s.needs)} at {percent(s.judged.overhead)}" for s in nearest(found))
     return InfeasibleBudget(
         f"{asked} cannot be met: {why}; the smallest peak known to be reachable is {format_bytes(smallest.needs)} "
-        f"({smallest.needs} bytes), at {percent(smallest.judged.overhead)} {COST_WORDS[scorer.cost]}. "
-        + choices(reached, more) + (f". Known plans nearby: {points}" if points else ""),
+        f"({smallest.needs} bytes). {choices(reached, more)}. Plans met in a quick search, which "
+        f"planning for these budgets makes cheaper: {points} {COST_WORDS[scorer.cost]}",
         budget=limit, smallest_peak=smallest.needs, bound_bytes=floor.bytes, op=op,
     )  # fmt: skip
+
+
+def budget_words(limit: int) -> str:
+    """The budget that was asked, and where it is less than a KiB, the one that may be meant: 'budget 8 bytes (or "8GiB"?)'."""
+    meant = f' (or "{limit}GiB"?)' if limit else ""
+    return f"budget {limit} bytes{meant}" if limit < 1024 else f"budget {format_bytes(limit)} ({limit} bytes)"
 
 
 def infeasible_with_copies(refused: InfeasibleBudget, scorer: Scorer) -> InfeasibleBudget:
@@ -116,9 +120,9 @@ def choices(reached: str, more: list[str] | None = None) -> str:
 
     reached : the smallest budget that is known to be kept, as an argument. more : other choices, in words.
     """
-    least = 'minimize="memory", or or_least=True beside the budget, for the least that is found'
-    listed = ["a smaller batch", f"{reached} or more", least, *(more or [])]
-    return f"Choose {', '.join(listed[:-1])} or {listed[-1]}"
+    least = 'the least that is found (minimize="memory", or or_least=True beside the budget)'
+    listed = ["a smaller batch", f"{reached} or more", *(more or []), least]
+    return f"Choose {', '.join(listed[:-1])}, or {listed[-1]}"
 
 
 def nearest(found: list[Scored]) -> list[Scored]:

@@ -66,7 +66,7 @@ def plan_from_json(doc: Any, where: str, graph: Graph) -> Plan:
     try:
         goal = Goal.from_json(r.table("goal"))
     except UsageError as e:
-        raise FormatError(f"{where}: {e}") from e
+        raise FormatError(f"{where}: {e}") from None
     asked = PlanOptions(goal, r.text("solver"), r.text("cost"))
     asked, captured = options_file.from_json(formats.Reader(r.table("options", {}), f"{where}: options"), asked)
     rewriting = None

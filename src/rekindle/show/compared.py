@@ -14,11 +14,12 @@ from .text import figure
 MODULES_MOST = 16
 LONGEST_WORD = 24  # letters of a figure
 LABELS = {
-    "activation_peak_bytes": "  of which activations", "baseline_peak_bytes": "plain peak", "resident_bytes": "held throughout",
+    "activation_peak_bytes": "  of which activations", "baseline_peak_bytes": "baseline peak",
+    "resident_bytes": "held throughout",
     "measured_bytes": "peak as measured", "seconds": "ms a step", "overhead": "extra cost", "flops_overhead": "extra FLOPs",
    
     "moved_bytes": "copied to the host", "host_bytes": "  at once, at most",
-    "bound_bytes": "no schedule below", "least_overhead": "extra cost at least", "cost": "unit of cost",
+    "bound_bytes": "peak at best, at this cost", "least_overhead": "extra cost at best", "cost": "unit of cost",
 }  # fmt: skip
 CERTIFIED = ("bound_bytes", "gap", "least_overhead", "status")  # figures that are a plan's certificate
 COPIES = ("moved_bytes", "host_bytes")  # figures of plans that copy values to the host
@@ -72,7 +73,7 @@ def _goal(goal: dict[str, Any]) -> str:
     if "budget" in goal:
         return f"within {format_bytes(goal['budget'])}"
     if "fraction" in goal:
-        return f"within {goal['fraction']:.0%} of plain".replace("%", " %")
+        return f"within {goal['fraction']:.0%} of baseline".replace("%", " %")
     return f"{percent(goal['max_overhead'])} at most" if "max_overhead" in goal else "least memory"
 
 

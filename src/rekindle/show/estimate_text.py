@@ -9,24 +9,26 @@ from ..estimates.estimate import PARTS, PATH_MOST, Estimate, format_seconds, rat
 from ..printed import name
 from ..saying.shares import percent
 from ..saying.sizes import format_bytes
+from .text import table_of
 
 
 def estimate_table(e: Estimate) -> Table:
     """The memory at the peak, by what takes it, and the peak of each phase."""
-    table = _table(f"{name(e.model)}: memory of a plain step", "", "bytes", "")
+    table = table_of(f"{name(e.model)}: memory of a plain step", "", "bytes", "")
     for words, field in PARTS:
         if size := getattr(e, field):
-            table.add_row(words, format_bytes(size), f"{size / e.peak_bytes:.0%}")
+            table.add_row(words, format_bytes(size), f"{100 * size / e.peak_bytes:.0f} %")
     table.add_section()
-    table.add_row("peak", format_bytes(e.peak_bytes), "100%")
+    table.add_row("peak", format_bytes(e.peak_bytes), "100 %")
     for phase, size in e.phases:
-        table.add_row(f"  in the {phase}", format_bytes(size), f"{size / e.peak_bytes:.0%}")
+        table.add_row(f"  in the {phase}", format_bytes(size), f"{100 * size / e.peak_bytes:.0f} %")
     return table
 
 
 def modules_table(e: Estimate) -> Table:
     """The heaviest modules by bytes that they save for backward."""
-    table = _table("heaviest modules", "module", "saved for backward", "recompute", "bytes per second", width=PATH_MOST)
+    table = table_of("heaviest modules", "module", "saved for backward", "recompute", "bytes per second")
+    table.columns[0].max_width = PATH_MOST
     for m in e.modules:
         table.add_row(short(m.path), format_bytes(m.saved_bytes), format_seconds(m.recompute_seconds), rate(m))
     return table
@@ -37,18 +39,13 @@ def batches_table(budget: int, row: BatchRow | None = None) -> Table:
 
     Its columns are as wide for every row, so that rows can be printed one after another.
     """
-    table = Table(title=f"by batch, within {format_bytes(budget)}", title_justify="left", title_style="bold")
-    for column, width in (("batch", 9), ("plain", 10), ("planned within", 14), ("extra time", 10), ("fits", 11)):
-        table.add_column(column, justify="left" if column == "batch" else "right", width=width)
+    table = table_of(
+        f"by batch, within {format_bytes(budget)}", "batch", "plain", "planned within", "extra time", "fits"
+    )
+    for column, width in zip(table.columns, (9, 10, 14, 10, 11), strict=True):
+        column.width = width
     if row is not None:
         planned = "-" if row.planned_bytes is None else format_bytes(row.planned_bytes)
         extra = "-" if row.overhead is None else percent(row.overhead)
         table.add_row(f"{row.batch:,}", format_bytes(row.plain_bytes), planned, extra, row.fits)
-    return table
-
-
-def _table(title: str, *columns: str, width: int | None = None) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left", max_width=None if i else width)
     return table

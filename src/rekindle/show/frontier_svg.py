@@ -20,7 +20,7 @@ class FrontierLayout:
     left_px, right_px, top_px, bottom_px : from its edges to the curve's frame.
     letter_px, line_px : width of a letter, and height of a line, of the words beside a point.
     words_px : width of the words at an edge of the frame; nearer to it they start, or end, at their line.
-    plain_px : least distance between the lines of the bound and of the plain step for both to have words.
+    plain_px : least distance between the lines of the bound and of the baseline for both to have words.
     dearest_share : overhead up to which the picture is drawn to scale; dearer plans stand at its upper edge.
     side_share, above_share : space beside the curve and above it, as a share of its width and its height.
     """
@@ -144,18 +144,18 @@ def _curve(c: Canvas, to: _Scales, plans: Sequence[Plan]) -> None:
 
 
 def _plain(c: Canvas, to: _Scales, plain_bytes: int, bound: int) -> None:
-    """Draw the line of the plain step's peak, with words where they do not meet the bound's words."""
+    """Draw the line of the baseline's peak, with words where they do not meet the bound's words."""
     x = to.x(plain_bytes)
     c.line(x, LAYOUT.top_px, x, LAYOUT.bottom, "phase")
     if x - to.x(bound) > LAYOUT.plain_px:
-        c.text(x, LAYOUT.top_px - 7, f"plain {format_bytes(plain_bytes)}", "soft small", _anchor(x))
+        c.text(x, LAYOUT.top_px - 7, f"baseline {format_bytes(plain_bytes)}", "soft small", _anchor(x))
 
 
 def _axis_titles(c: Canvas, unit: str, cost: str) -> None:
     at = LAYOUT
     c.text((at.left_px + at.right) / 2, at.height_px - 18, f"peak memory of the step ({unit})", "soft", "middle")
     extra = {"seconds": "extra time", "flops": "extra FLOPs", "unit": "extra op runs"}[cost]
-    c.text(24, (at.top_px + at.bottom) / 2, f"{extra} (% of the plain step)", "soft", "middle", turn=-90)
+    c.text(24, (at.top_px + at.bottom) / 2, f"{extra} (% of the baseline)", "soft", "middle", turn=-90)
 
 
 def _points(c: Canvas, plans: Sequence[Plan], places: Sequence[tuple[float, float]]) -> None:
@@ -185,5 +185,5 @@ def _subtitle(plans: Sequence[Plan]) -> str:
     return (
         f"{len(plans)} plans from {format_bytes(least.peak_bytes)} at "
         f"{percent(least.overhead)} to {format_bytes(plans[-1].peak_bytes)} at {percent(plans[-1].overhead)}; "
-        f"plain training holds {format_bytes(least.baseline_peak_bytes)}."
+        f"the baseline holds {format_bytes(least.baseline_peak_bytes)}."
     )

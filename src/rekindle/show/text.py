@@ -14,7 +14,8 @@ from rich.text import Text
 from ..model import rewriting_words
 from ..model.op_names import op_words_of
 from ..model.plan import Plan
-from ..model.verdict import bound_words, least_cost_words, splitting_claim
+from ..model.verdict import AT_BEST, AT_BEST_EXTRA, LEAST_SAID, bound_words, least_cost_words, splitting_claim
+from ..parts.plan import PartsPlan
 from ..printed import name, printable
 from ..problem import Solver
 from ..saying.shares import COST_WORDS, percent, percent_down
@@ -23,29 +24,40 @@ from ..saying.sizes import format_bytes
 if TYPE_CHECKING:
     from ..zoo.listing import Listed
 
+# The name of the captured step's own memory, which is not the plain step's: "plain" is eager PyTorch everywhere.
+BASELINE = (
+    "baseline: the step with each op once and no value kept past its last use; plain PyTorch takes as much or more"
+)
 
-def plan_table(plan: Plan) -> Table:
-    """The memory and the cost of a plan, beside the plain step's."""
-    table = _table(f"{name(plan.graph.name)}: {len(plan.graph.ops):,} ops", "", "plain", "planned")
+
+def plan_table(plan: Plan | PartsPlan) -> Table:
+    """The memory and the cost of a plan, beside the baseline's."""
+    if plan.kind == "parts":
+        table = table_of(f"{name(plan.module_name)}: planned in parts", "", "", numbers=False)
+        table.show_header = False
+        for row in plan._rows():
+            table.add_row(*row)
+        return table
+    table = table_of(f"{name(plan.graph.name)}: {len(plan.graph.ops):,} ops", "", "baseline", "planned")
+    table.caption, table.caption_justify = BASELINE, "left"
     table.add_row("peak", format_bytes(plan.baseline_peak_bytes), format_bytes(plan.peak_bytes))
     table.add_row(
         "  of which activations",
         format_bytes(plan.baseline_activation_bytes),
         format_bytes(plan.activation_peak_bytes),
     )
-    table.add_row("  these in one block", "", format_bytes(plan.arena_bytes))
-    table.add_row("  these without sharing", "", format_bytes(plan.sum_bytes))
+    table.add_row("  laid out in one block", "", format_bytes(plan.arena_bytes))
     runs = plan.schedule.runs
     table.add_row("op runs", "" if plan.rewriting else f"{len(set(runs)):,}", f"{len(runs):,}")
     table.add_row(f"extra {COST_WORDS[plan.cost]}", "", percent(plan.overhead))
     if least := least_cost_words(plan):
-        table.add_row("  at least, in this budget", "", least)
+        table.add_row(AT_BEST_EXTRA, "", least)
     if plan.cost != "flops":
         table.add_row("extra FLOPs", "", percent(plan.flops_overhead))
     if plan.moved_bytes:
         table.add_row("copied to the host", "", format_bytes(plan.moved_bytes))
         table.add_row("  at once, at most", "", format_bytes(plan.host_bytes))
-    table.add_row("no schedule below", "", bound_words(plan, with_op=False))
+    table.add_row(AT_BEST, "", bound_words(plan, with_op=False))
     if plan.bound_op:
         table.add_row("  set by", "", op_words_of(plan.graph, plan.bound_op))
     if plan.splitting_op:
@@ -58,7 +70,7 @@ def plan_table(plan: Plan) -> Table:
 
 def graph_table(figures: Mapping[str, Any]) -> Table:
     """The figures of a captured step, as `cli.trace.graph_figures` gives them."""
-    table = _table(f"{name(figures['name'])}: one training step", "", "")
+    table = table_of(f"{name(figures['name'])}: one training step", "", "")
     table.show_header = False
     table.add_row("ops", f"{figures['ops']:,}")
     table.add_row("values", f"{figures['values']:,}")
@@ -72,26 +84,31 @@ def graph_table(figures: Mapping[str, Any]) -> Table:
 
 
 def frontier_table(plans: Sequence[Plan]) -> Table:
-    """The memory/time curve: one row per plan. "At least" bounds the extra cost within the plan's peak, "none below" the peak
-    within the plan's extra cost."""
+    """The memory/time curve: the cheapest plan of each peak that reads differently. "Extra at best" bounds the extra
+    cost within the plan's peak, "peak at best" the peak within the plan's extra cost."""
     unit = COST_WORDS[plans[0].cost] if plans else "step time"
+    shown = {format_bytes(p.peak_bytes): p for p in reversed(plans)}  # the cheapest plan of each peak comes last
+    left_out = len(plans) - len(shown)
     title = f"{name(plans[0].graph.name)}: memory against {unit}" if plans else "no plan"
-    columns = ("peak", "of plain", f"extra {unit}", "at least", "extra FLOPs", "none below", "status")
-    table = _table(title, *columns)
-    for p in plans:
+    columns = ("peak", "of baseline", f"extra {unit}", "extra at best", "extra FLOPs", "peak at best", "status")
+    table = table_of(title, *columns)
+    for p in reversed(shown.values()):
         share = p.activation_peak_bytes / p.baseline_activation_bytes if p.baseline_activation_bytes else 1.0
+        least = percent_down(p.least_overhead) if p.least_overhead >= LEAST_SAID else "-"
         table.add_row(
-            format_bytes(p.peak_bytes), f"{100 * share:.0f} %", percent(p.overhead), percent_down(p.least_overhead),
-            percent(p.flops_overhead), format_bytes(p.bound_bytes), p.status + ("" if p.verified else "?"),
+            format_bytes(p.peak_bytes), f"{100 * share:.0f} %", percent(p.overhead), least, percent(p.flops_overhead),
+            format_bytes(p.bound_bytes), p.status + ("" if p.verified else "?"),
         )  # fmt: skip
-    if not all(p.verified for p in plans):
-        table.caption, table.caption_justify = "? as its file says: not verified", "left"
+    notes = ["extra at best: no plan of that peak costs less; peak at best: none of that extra cost takes less"]
+    notes += [f"{left_out} more plans take as much to the last digit: --json lists them"] if left_out else []
+    notes += [] if all(p.verified for p in plans) else ["? as its file says: not verified"]
+    table.caption, table.caption_justify = "\n".join(notes), "left"
     return table
 
 
 def solvers_table(solvers: Iterable[Solver]) -> Table:
     """One line per solver: the graphs that it takes, and what it is."""
-    table = _table("solvers", "name", "graphs", "", numbers=False)
+    table = table_of("solvers", "name", "graphs", "", numbers=False)
     for s in solvers:
         table.add_row(s.name, s.graphs, _clause(s.doc.partition("\n")[0]))
     return table
@@ -107,7 +124,7 @@ def _clause(line: str, most: int = 54) -> str:
 
 def solver_table(s: Solver) -> Table:
     """All that is known of one solver."""
-    table = _table(s.name, "", "", numbers=False)
+    table = table_of(s.name, "", "", numbers=False)
     table.show_header = False
     for label, words in (
         ("", " ".join(s.doc.split())), ("graphs", "chains; others as a series of blocks" if s.graphs == "chain" else "any"),
@@ -120,7 +137,7 @@ def solver_table(s: Solver) -> Table:
 
 def zoo_table(models: Iterable[Listed]) -> Table:
     """One line per model of the zoo."""
-    table = _table("zoo", "name", "suite", "batch", "parameters")
+    table = table_of("zoo", "name", "suite", "batch", "parameters")
     table.columns[1].justify = "left"
     for m in models:
         table.add_row(m.name, m.suite or "-", f"{m.batch:,}", f"{m.parameters / 1e6:,.1f} M")
@@ -138,7 +155,7 @@ def bench_table(rows: Sequence[Mapping[str, Any]], title: str = "bench") -> Tabl
     OGC the published solver's peak. `--json` prints the other fields of the rows."""
     rows = [{**row, "of_plain": _share(row.get("peak_mb"), row.get("plain_mb"))} for row in rows]
     shown = [c for c in BENCH_COLUMNS if any(row.get(c) not in (None, "") for row in rows)]
-    table = _table(title, "model, method", *(BENCH_COLUMNS[c] for c in shown))
+    table = table_of(title, "model, method", *(BENCH_COLUMNS[c] for c in shown))
     for column in table.columns[1:]:
         column.no_wrap = True
     last = None
@@ -166,13 +183,18 @@ def _bench_figure(column: str, x: Any) -> str:
     return figure(column, x)
 
 
+DEMO_NOTE = (
+    "Predicted time counts the ops that run again, against the baseline. Measured time compares whole steps with plain "
+    "PyTorch's: a planned step has less work around its ops, and can even be faster."
+)
+
+
 def demo_table(row: Mapping[str, Any]) -> Table:
     """Predicted beside measured figures of one model; `row` is an entry of `demo.run(...)["models"]`."""
-    table = _table(f"{row['model']}, batch {row['batch']}", "", "predicted", "measured")
+    table = table_of(f"{row['model']}, batch {row['batch']}", "", "predicted", "measured")
     peak = row["measured_peak_bytes"]
-    table.add_row(
-        "plain activation peak", *(format_bytes(row[k]) for k in ("modelled_plain_bytes", "plain_peak_bytes"))
-    )
+    table.add_row("plain activation peak", "", format_bytes(row["plain_peak_bytes"]))
+    table.add_row("baseline: each op once", format_bytes(row["modelled_plain_bytes"]), "")
     table.add_row("budget for activations", format_bytes(row["budget_bytes"]), "")
     kept = Text(format_bytes(peak), "green" if peak <= row["budget_bytes"] else "bold red")
     table.add_row("planned activation peak", format_bytes(row["predicted_peak_bytes"]), kept)
@@ -182,18 +204,19 @@ def demo_table(row: Mapping[str, Any]) -> Table:
     for key, compared in (("loss", "loss"), ("gradients", "gradients"), ("buffers", "buffers"), ("rng", "RNG state")):
         table.add_row(f"{compared} bitwise equal", "", yes_no(row[f"{key}_equal"]))
     table.add_row("weights after training bitwise equal", "", yes_no(row["weights_equal"]))
+    table.caption, table.caption_justify = DEMO_NOTE, "left"
     return table
 
 
 def losses_table(row: Mapping[str, Any]) -> Table:
     """The losses of one training, plain and planned, side by side."""
-    table = _table(f"{row['model']}: training losses", "step", "plain", "planned", "bitwise equal")
+    table = table_of(f"{row['model']}: training losses", "step", "plain", "planned", "bitwise equal")
     for i, (a, b) in enumerate(zip(row["plain_losses"], row["planned_losses"], strict=True), 1):
         table.add_row(str(i), f"{a:.9g}", f"{b:.9g}", yes_no(a == b))
     return table
 
 
-def _table(title: str, *columns: str, numbers: bool = True) -> Table:
+def table_of(title: str, *columns: str, numbers: bool = True) -> Table:
     """An empty table. numbers : every column but the first holds figures, aligned to the right."""
     table = Table(
         title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0)

@@ -34,7 +34,7 @@ def import_library(name: str) -> ModuleType:
         raise RekindleError(
             f"this needs the package {e.name!r}, which is not installed; install torch first, then run: "
             f"pip install --no-deps {name.partition('.')[0]}, and pip install what it imports"
-        ) from e
+        ) from None
 
 
 def _import_torchvision() -> None:
@@ -49,7 +49,7 @@ def _import_torchvision() -> None:
             f"{torch.__version__}: {e}. Most likely it was compiled for another torch. Install the build that matches this "
             "torch: https://pytorch.org/get-started/locally names its index URL, then run: "
             "pip install --no-deps --force-reinstall --index-url URL torchvision"
-        ) from e
+        ) from None
 
 
 def build(make: Callable[[], nn.Module]) -> nn.Module:

@@ -152,10 +152,13 @@ def test_refused_with_the_line(make: Callable[[], nn.Module], error: type[Except
     assert "forward" not in model.__dict__
 
 
-def test_the_line_names_the_reasons_of_parts() -> None:
+def test_the_line_names_the_reasons_of_parts(caplog: pytest.LogCaptureFixture) -> None:
+    """Those that the short line has no room for are in the log."""
+    caplog.set_level("INFO", logger="rekindle")
     model = Noted().train()
     rekindle.checkpoint(model, words(), **LEAST)
-    assert "MLP (its plan would not run the forward hook note (models_that_decide.py:" in model.forward.plan.covered
+    assert model.forward.plan.covered.endswith(" and 1 more")
+    assert "MLP (its plan would not run the forward hook note (models_that_decide.py:" in caplog.text
     model = SkipsByPython().train()
     rekindle.checkpoint(model, words(), **LEAST)
     covered = model.forward.plan.covered

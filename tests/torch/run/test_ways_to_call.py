@@ -240,3 +240,18 @@ def test_other_parameters_for_one_call() -> None:
     assert torch.equal(found, expected)
     one, two = (torch.autograd.grad(y.sum(), list(params.values())) for y in (expected, found))
     assert all(map(torch.equal, one, two))
+
+
+def test_a_plan_that_waits_for_its_first_step_makes_no_compiled_module_warn() -> None:
+    """Torch warned of our hooks wherever another model ran compiled, as if they were the user's."""
+    planned, x = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)), torch.randn(3, 4)
+    compiled = torch.compile(nn.Linear(4, 4), backend="eager")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        rekindle.checkpoint(planned, x, minimize="memory", solver="storages")
+        compiled(x)
+        assert not [w for w in told if "global hooks" in str(w.message)]
+        planned(x).sum().backward()
+        with nn.modules.module.register_module_forward_pre_hook(lambda module, args: None):
+            compiled(x)
+        assert [w for w in told if "global hooks" in str(w.message)]

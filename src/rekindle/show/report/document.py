@@ -132,8 +132,8 @@ def _claims(plan: Plan) -> list[list[str]]:
     """The certificate as rows of (name, words)."""
     rows = [["smallest peak", f"{verdict.peak_claim(plan)} (gap {plan.gap:.1%})".replace("%)", " %)")]]
     if plan.goal.is_budget:
-        rows.append(["least extra cost in the budget", verdict.cost_claim(plan)])
-    rows.append(["bound on the peak", verdict.bound_words(plan)])
+        rows.append(["least extra cost in the budget", verdict.cost_claim(plan) or "nothing is proven"])
+    rows.append([verdict.AT_BEST, verdict.bound_words(plan)])
     if plan.splitting_op:
         rows.append(["going lower", f"split {verdict.splitting_claim(plan)}"])
     if not plan.verified:

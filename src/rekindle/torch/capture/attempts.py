@@ -50,6 +50,7 @@ def export_joint(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[t
     """
     failed: list[tuple[int, Exception]] = []  # how far each attempt got, and what stopped it
     blocker: Exception | None = None
+    made: TraceError | None = None
     told: list[type[nn.Module]] = []  # kinds of submodules
     try:
         while len(told) <= KINDS_MOST:
@@ -75,10 +76,12 @@ def export_joint(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[t
             # The attempt that got furthest met the real obstacle; among equals the first, which ran eager's code paths.
             _, blocker = max(failed, key=lambda f: f[0])
             assert blocker is not None
-            raise trace_error(blocker, flat.model) from blocker
+            made = trace_error(blocker, flat.model)
+            made.met = None if made is blocker else blocker
+            raise made from None
     finally:
         failed.clear()
-        blocker = None  # its traceback keeps this frame alive, and so the model and the tensors
+        made = blocker = None  # its traceback keeps this frame alive, and so the model and the tensors
 
 
 def failing_class(e: Exception, model: nn.Module) -> type[nn.Module] | None:
@@ -155,7 +158,7 @@ def _export(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[torch.
             raise why
     except RuntimeError as e:
         if why := _checkpoint_refusal(flat, e):
-            raise why from e
+            raise why from None
         raise
     finally:
         why = None  # its traceback would keep this frame alive

@@ -93,7 +93,7 @@ def capture(
         except TraceError as e:  # one run of forward met a tensor that another had left
             left = [name for name, w in before.effects.changed_now() if holds_traced([w.read()])]
             if left and e.reason.endswith(UNKNOWN):
-                raise depends_on_itself(model, left) from e
+                raise depends_on_itself(model, left) from None
             raise
     effects = before.effects
     if effects.drawn:

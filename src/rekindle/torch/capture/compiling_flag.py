@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from .. import private
+from ..situation.module_paths import on_all_modules
 
 
 class _Told:
@@ -40,11 +40,7 @@ def as_if_compiling(kinds: Sequence[type[nn.Module]] | None) -> Iterator[None]:
 
     with contextlib.ExitStack() as hooks:
         if kinds:
-            for handle in (
-                register_module_forward_pre_hook(enter),
-                register_module_forward_hook(leave, always_call=True),
-            ):
-                hooks.callback(handle.remove)
+            hooks.callback(on_all_modules(enter, leave))
         try:
             private.tell_to_compile(told)
             yield

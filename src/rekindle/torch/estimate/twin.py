@@ -77,7 +77,7 @@ def twin(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], optimi
         raise UsageError(
             f"{type(model).__name__} cannot be copied: copy.deepcopy fails with {type(e).__name__}: {e}. An estimate steps a "
             "copy made of fake tensors, so that the model stays as it is; keep what cannot be copied outside of the module"
-        ) from e
+        ) from None
     for m in copied.modules():
         if isinstance(m.__dict__.get("forward"), InPlaceOfForward):
             m.__dict__["forward"].give_back(m)

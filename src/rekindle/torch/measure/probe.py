@@ -64,12 +64,24 @@ def probe(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], forw
             if any(words in str(e) for words in _OUT_OF_MEMORY):
                 return False
             if grad:
-                text = (str(e).strip().splitlines() or [""])[0]
+                text, line = (str(e).strip().splitlines() or [""])[0], users_line(e)[1]
                 raise TraceError(
-                    f"the module itself fails on this sample: {type(e).__name__}: {text} (at "
-                    f"{users_line(e)[1] or 'the call itself'}). Give a sample that model(…) works on"
-                ) from e
+                    f"the module itself fails on this sample: {type(e).__name__}: {text} (at {line or 'the call itself'}). "
+                    f"Give a sample that model(…) works on{_as_called(args, kwargs)}"
+                ) from (e if line else None)
     raise AssertionError("the second call returns or raises")
+
+
+def _as_called(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """How the sample became a call, where it was no single tensor, as a call that fails may have been meant otherwise."""
+    if len(args) == 1 and isinstance(args[0], torch.Tensor):
+        return ""
+    given = [f"{len(args)} positional argument{'' if len(args) == 1 else 's'}"] if args else []
+    given += [f"the keyword arguments {', '.join(kwargs)}"] if kwargs else []
+    return (
+        f". It was called with {' and '.join(given)}: a tuple or list stands for positional arguments, a dict for keyword "
+        "arguments, so write an argument that is itself a tuple, list or dict as (argument,)"
+    )
 
 
 class _Enough(BaseException):

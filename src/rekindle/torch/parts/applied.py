@@ -187,10 +187,10 @@ def _forwards(model: nn.Module, plan: PartsPlan, on_new_shape: str, check: bool)
     for part in plan.parts:
         try:
             module = model.get_submodule(block_of(part.path) if plan.stages else part.path)
-        except AttributeError as e:
+        except AttributeError:
             raise PlanMismatch(
                 f"the plan is for a model with a submodule {part.path!r}, which this {type(model).__name__} does not have"
-            ) from e
+            ) from None
         if plan.stages:
             continue
         forward: Forward

@@ -214,7 +214,7 @@ class Dividing(HoldsResident):
                 if self._uses_up:
                     ours = self._run("planned")
             except RekindleError as e:
-                raise words.fails(class_name(self.model), e, self.request.error) from e
+                raise words.fails(class_name(self.model), e, self.request.error) from None
         if self.request.check and self.theirs is not None:
             may = NOTHING if self.choices.compile is None else rounded(ours, self.apart)
             found = compare(ours, self.theirs, self.s.fake is not None, may)
@@ -360,8 +360,7 @@ class Dividing(HoldsResident):
         inside = [u for u in range(len(units)) if any(u == v or units[u].is_inside(units[v].path) for v in used)]
         mine = sum(plain[u] + before.at_end_inside[u] for u in inside)
         every = sum(plain) + before.at_end_bytes
-        searches = len({u.trace.graph.hash for u in units if u.trace is not None})
         share = min(1.0, mine / max(1, every))
         eager = sum(n * x for n, x in zip(step.calls, self.choices.eager_seconds or [0.0] * len(units), strict=True))
         of_eager = (self.choices.plain_cost(step.calls) + division.extra) / eager if eager else 0.0
-        return Covered([units[u] for u in used], share, searches, self.choices.compile is not None, of_eager)
+        return Covered([units[u] for u in used], share, self.choices.compile is not None, of_eager)

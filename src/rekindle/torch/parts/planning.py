@@ -135,8 +135,8 @@ def find(request: PartsRequest, s: Subject) -> Found:
         raise
     except Exception as e:  # the module itself fails on the sample
         if request.error is not None:
-            raise request.error from e
+            raise request.error from None
         raise TraceError(
             f"{class_name(request.model)} itself fails on this sample: {type(e).__name__}: {e}. Give a sample that "
             "model(…) works on"
-        ) from e
+        ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from ...errors import InfeasibleBudget, ParityError, RekindleError, TraceError, UsageError
+from ...planning.infeasible import budget_words
 from ...saying.frames import users_line
 from ...saying.sizes import format_bytes
 from ..compiled.stage import Stage
@@ -18,7 +20,8 @@ from ..tensors.sharded import class_name
 if TYPE_CHECKING:
     from ..ways.finding import Unit
 
-PLAIN_MOST = 3  # reasons in the line; the line says how many more there are
+log = logging.getLogger("rekindle")
+LINE_MOST = 105  # letters of the line, up to which it names one more reason; then it says how many more there are
 
 
 @dataclass(frozen=True)
@@ -26,24 +29,20 @@ class Covered:
     """The reach of the plans of a model's parts.
 
     units : those that do not run plain. share : of the plain step's bytes between forward and backward that they hold.
-    searches : graphs for which plans were searched. compiled : whether they are compiled. of_eager : the time of
+    compiled : whether they are compiled. of_eager : the time of
         a step of all compiled parts, as a share of that without the compiler.
     """
 
     units: Sequence[Unit]
     share: float
-    searches: int
     compiled: bool = False
     of_eager: float = 0.0
 
 
 def covered(model: nn.Module, found: Covered, plain: Sequence[str]) -> str:
-    """The line, such as "planned: 24 of 24 OPTDecoderLayer (96 % of activation bytes, one search); plain: OPTDecoder
-    (train.py:88 reads a tensor)"."""
+    """The line, such as "planned: 24 of 24 OPTDecoderLayer (96 % of activation bytes); plain: OPTDecoder (train.py:88
+    reads a tensor)"."""
     every = Counter(class_name(m) for m in model.modules())
-    number = {1: "one search", 2: "two searches", 3: "three searches"}.get(
-        found.searches, f"{found.searches or 'no'} searches"
-    )
 
     def kinds(again: bool) -> str:
         modules = {u.path: u.module for u in found.units if (u.trace is None) == again}
@@ -59,11 +58,13 @@ def covered(model: nn.Module, found: Covered, plain: Sequence[str]) -> str:
         text = "planned: " + (kinds(False) or "nothing")
         if again := kinds(True):
             text += f", run again in backward: {again}"
-        text += f" ({round(100 * found.share)} % of activation bytes, {number})"
+        text += f" ({round(100 * found.share)} % of activation bytes)"
     reasons = list(dict.fromkeys(plain))
-    if reasons:
-        more = f" and {len(reasons) - PLAIN_MOST} more" if len(reasons) > PLAIN_MOST else ""
-        text += f"; plain: {', '.join(reasons[:PLAIN_MOST])}{more}"
+    for i, reason in enumerate(reasons):
+        if i and len(text) + len(reason) > LINE_MOST:
+            log.info("plain: %s", ", ".join(reasons))
+            return f"{text} and {len(reasons) - i} more"
+        text += f"; plain: {reason}" if not i else f", {reason}"
     return text
 
 
@@ -78,7 +79,7 @@ def infeasible(
     """
     why = "" if whole is None else f". As a whole the model cannot be planned because {whole}"
     return InfeasibleBudget(
-        f"budget {format_bytes(budget)} ({budget} bytes) cannot be kept by planning the parts of {name}: the smallest peak "
+        f"{budget_words(budget)} cannot be kept by planning the parts of {name}: the smallest peak "
         f"that is known to be reachable is {format_bytes(peak)} ({peak} bytes); {format_bytes(outside)} are held outside of "
         f"the parts at some time. The model is as it was. Give budget={peak}, or_least=True, a smaller batch, or write the "
         f"code outside of the parts so that the whole model can be captured{why}",

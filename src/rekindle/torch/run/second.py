@@ -123,7 +123,7 @@ class Second:
             except RuntimeError as e:  # an autograd Function of the user's, say, inside of vmap
                 if not in_func_transform():
                     raise
-                raise _refusal(BATCH, f"there it fails: {e}") from e
+                raise _refusal(BATCH, f"there it fails: {e}") from None
         terms = [Term(self._results[k], g) for k, g in tangents.items() if g is not None]
         terms = [t for t in terms if t.tensor.requires_grad] + self._waiting.pop(backward_number(), [])
         self._waiting.clear()

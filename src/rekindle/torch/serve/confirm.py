@@ -12,7 +12,7 @@ from ...ask import Aim, Budget, Fraction, Goal
 from ...errors import InfeasibleBudget, ParityError
 from ...model.plan import Plan
 from ...planning.certify import Claim, least_overhead
-from ...planning.infeasible import bound_words, choices, floor_of
+from ...planning.infeasible import bound_words, budget_words, choices, floor_of
 from ...planning.own_terms import beside_captured, in_own_terms
 from ...saying import notices
 from ...saying.shares import EPS
@@ -69,9 +69,9 @@ def confirm(model: nn.Module, sample: Any, plan: Plan, again: Callable[[Goal], P
             if len(tried) > REPLANS_MOST or beside <= 0:
                 raise _exceeded(plan, limit, [m for m, *_ in tried])
             plan = again(smaller)
-        except InfeasibleBudget as e:
+        except InfeasibleBudget:
             if goal.budget is not None:
-                raise _exceeded(plan, limit, [m for m, *_ in tried]) from e
+                raise _exceeded(plan, limit, [m for m, *_ in tried]) from None
             _, plan, check = min(tried, key=lambda t: t[0])
             break
     if _missed(check, plan):
@@ -128,7 +128,7 @@ def _exceeded(plan: Plan, budget: int, measured: list[int]) -> InfeasibleBudget:
     bound, op = bound_words(plan.graph, floor, 0)
     least = min(measured)
     return InfeasibleBudget(
-        f"budget {format_bytes(budget)} ({budget} bytes) cannot be kept: the plan's predicted peak fits, but the measured "
+        f"{budget_words(budget)} cannot be kept: the plan's predicted peak fits, but the measured "
         f"step takes {format_bytes(least)} ({least} bytes) while results are held, and no "
         f"plan that takes less was found in {len(measured)} tries; no schedule exists below {bound}. The model is as it was. "
         + choices(f"budget={least}"),

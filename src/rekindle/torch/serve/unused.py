@@ -9,21 +9,21 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ...saying import notices
+from ..situation.module_paths import on_all_modules
 from ..tensors import tree
 from ..tensors.lock import LOCK
 
 CALLS_BEFORE_WARNING = 3  # of one submodule while the planned forward is never called, or steps in `eval()`. A guess
 # submodule -> (the planned module, calls so far)
 _waiting: weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref[nn.Module], int]] = weakref.WeakKeyDictionary()
-_hook: Any = None
+_hook: Callable[[], None] | None = None  # removes it
 _checks = threading.local()
 
 
@@ -34,7 +34,7 @@ def watch(model: nn.Module) -> None:
         if m is not model:
             _waiting[m] = weakref.ref(model), 0
     if _hook is None and _waiting:
-        _hook = register_module_forward_pre_hook(_called)
+        _hook = on_all_modules(_called)
 
 
 def used(model: nn.Module | None) -> None:
@@ -44,7 +44,7 @@ def used(model: nn.Module | None) -> None:
         if ref() is model or ref() is None:
             del _waiting[child]
     if not _waiting and _hook is not None:
-        _hook.remove()
+        _hook()
         _hook = None
 
 

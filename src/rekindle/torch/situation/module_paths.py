@@ -6,6 +6,7 @@ import contextlib
 import re
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -23,6 +24,8 @@ from ..private import sequence_number
 _PATH, _LINE = "rekindle_module_path", "rekindle_line"
 BEHIND = "rekindle_line_behind"  # attribute of an error: the line of forward to which the backward that failed belongs
 _LATEST = -2  # no sequence number
+_OF_HOOKS = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
+_open = 0  # pairs of hooks on all modules
 
 
 class _Here(dict[str, tuple[str, str]]):
@@ -60,13 +63,34 @@ def paths_followed(model: nn.Module, note: Callable[[str], None]) -> Iterator[No
             entered.pop()
             note(entered[-1])
 
-    before = register_module_forward_pre_hook(enter)
-    after = register_module_forward_hook(leave, always_call=True)
+    remove = on_all_modules(enter, leave)
     try:
         yield
     finally:
-        before.remove()
-        after.remove()
+        remove()
+
+
+def on_all_modules(enter: Callable[..., None], leave: Callable[..., None] | None = None) -> Callable[[], None]:
+    """Call `enter` before and `leave` after every module's forward, until the function that comes back is called.
+
+    Torch warns of such hooks wherever a compiled module runs, as if they were the user's: meanwhile that warning is left out.
+    """
+    global _open
+    handles = [register_module_forward_pre_hook(enter)]
+    handles += [] if leave is None else [register_module_forward_hook(leave, always_call=True)]
+    _open += 1
+    warnings.filterwarnings("ignore", message=_OF_HOOKS)
+    left_out = warnings.filters[0]
+
+    def remove() -> None:
+        global _open
+        for handle in handles:
+            handle.remove()
+        _open -= 1
+        if not _open and left_out in warnings.filters:
+            warnings.filters.remove(left_out)  # type: ignore[attr-defined]
+
+    return remove
 
 
 @contextlib.contextmanager

@@ -153,7 +153,7 @@ class Finder:
             return  # perhaps a module like it is called
         if not self._is_part(path, module, asked=True):
             why = self._why.get(path)
-            raise TraceError(f"parts: {path!r} cannot be planned: {why or 'a plan would save nothing there'}") from why
+            raise TraceError(f"parts: {path!r} cannot be planned: {why or 'a plan would save nothing there'}") from None
 
     def _is_part(self, path: str, module: nn.Module, asked: bool = False) -> bool:
         """Whether the submodule was captured; then its units are noted."""
@@ -330,7 +330,7 @@ class Finder:
 
 def _cannot_be_captured(module: nn.Module, e: Exception) -> TraceError:
     made = TraceError(f"{class_name(module)} cannot be captured: {type(e).__name__}: {e}")
-    made.__cause__ = e
+    made.met = e
     return made
 
 
@@ -353,5 +353,5 @@ def _around(e: BaseException, model: nn.Module) -> set[nn.Module]:
 
 def _frames(e: BaseException) -> list[tuple[FrameType, int]]:
     """(frame, line) of the calls through which the exception, or the one that caused it, came."""
-    found = traceback.walk_tb((e.__cause__ or e).__traceback__)
+    found = traceback.walk_tb((getattr(e, "met", None) or e).__traceback__)
     return [(f, line) for f, line in found if f.f_globals.get("__name__") != "contextlib"]

@@ -68,7 +68,7 @@ class Curve {
     const below = { class: "soft", x: middle, y: CURVE.height - 6, "text-anchor": "middle" };
     return svg("g", {}, ...down.map(row), ...across.map(column),
       svg("text", below, `peak memory of the step (${unit})`),
-      svg("text", { class: "soft", x: CURVE.left, y: 14 }, `extra ${this.part.costWords}, % of the plain step's`));
+      svg("text", { class: "soft", x: CURVE.left, y: 14 }, `extra ${this.part.costWords}, % of the baseline's`));
   }
 
   /** The area in which no plan exists: each bound that was verified holds up to the extra cost of its plan. */
@@ -109,7 +109,7 @@ class Curve {
     const plain = [round(this.x(plainPeak)), round(this.y(0))];
     found.push(
       svg("circle", { class: "plain", cx: plain[0], cy: plain[1], r: 5 }),
-      svg("text", { class: "tick halo", x: plain[0], y: plain[1] - 11, "text-anchor": "end" }, "plain step"),
+      svg("text", { class: "tick halo", x: plain[0], y: plain[1] - 11, "text-anchor": "end" }, "baseline"),
     );
     this.points.forEach((p, i) => found.push(this.mark(i, p.peak, p.overhead)));
     found.push(this.mark(null, peak, overhead));

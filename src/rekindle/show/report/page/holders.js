@@ -18,7 +18,7 @@ class Holders {
   }
 
   controls() {
-    const names = [rewritten(this.part) ? "rewritten step, each op once" : "plain step", "planned step"];
+    const names = [rewritten(this.part) ? "rewritten step, each op once" : "baseline", "planned step"];
     const buttons = names.map((name, i) =>
       el("button", { type: "button", "aria-pressed": String(i === this.track), onclick: () => choose(i) }, name),
     );
@@ -43,7 +43,7 @@ class Holders {
   open(node) {
     this.node = node;
     const steps = node.path.map((n, i) => {
-      const name = i ? n.name : `${this.track ? "planned" : rewritten(this.part) ? "rewritten" : "plain"} peak`;
+      const name = i ? n.name : `${this.track ? "planned" : rewritten(this.part) ? "rewritten" : "baseline"} peak`;
       const button = el("button", { type: "button", onclick: () => this.open(n) }, name);
       return i ? el("span", {}, " › ", button) : button;
     });

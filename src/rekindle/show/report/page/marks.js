@@ -45,7 +45,7 @@ function limits(chart, index) {
   return found;
 }
 
-/** Whether the plan's step is a rewritten one, which stands in the pictures in place of the plain step. */
+/** Whether the plan's step is a rewritten one, which stands in the pictures in place of the baseline. */
 const rewritten = (part) => part.rewriting.length > 0;
 
 /** The heading of a panel, the end of forward, and the peak. */

@@ -1,4 +1,4 @@
-// The memory of the step over time: the plain step above the planned one, on one scale, with zoom.
+// The memory of the step over time: the baseline above the planned step, on one scale, with zoom.
 
 const VIEW = { left: 62, right: 14, top: 30, gap: 50, bottom: 46, strip: 6 }; // pixels around and between the panels
 const PANEL = { wide: 200, narrow: 150, narrowBelow: 600 }; // heights of a panel, by the width of the picture

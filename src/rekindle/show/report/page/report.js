@@ -15,7 +15,7 @@ const WORDS = {
   },
   rewriting:
     "Operators of the captured step were exchanged for others, which hold less memory. In the pictures the rewritten step, " +
-    "each operator once, stands in place of the plain one.",
+    "each operator once, stands in place of the baseline.",
   noCurve:
     "This report was made without the memory/time curve. To see it here: plan.to_html(path, frontier=True), or " +
     "rekindle report plan.json --frontier quick.",
@@ -43,13 +43,13 @@ function figures(part) {
   const { peak, plainPeak, overhead, bound, gap, verified, isBudget } = part;
   const saved = plainPeak ? 100 * (1 - peak / plainPeak) : 0;
   const least = percentDown(part.least);
-  const claim = isBudget ? `${verified ? "proven" : "its file says"}: at least ${least}` : "of the plain step's";
+  const claim = isBudget ? `${verified ? "proven" : "its file says"}: at least ${least}` : "of the baseline's";
   const price = part.cost === "seconds" && part.unit !== "seconds" ? "no op has seconds" : claim;
   const proof = verified ? "" : "not verified, ";
   return el(
     "div", { class: "figures" },
-    figure("peak of the step", bytes(peak), `plain ${bytes(plainPeak)}`),
-    figure("memory saved", bytes(plainPeak - peak), `${saved.toFixed(1)} % of the plain peak`),
+    figure("peak of the step", bytes(peak), `baseline ${bytes(plainPeak)}`),
+    figure("memory saved", bytes(plainPeak - peak), `${saved.toFixed(1)} % of the baseline's peak`),
     figure(`extra ${part.costWords}`, percent(overhead), price),
     figure(verified ? "certified" : "bound, as its file says", bytes(bound), `${proof}${(100 * gap).toFixed(1)} % below the plan's peak`),
   );

@@ -24,7 +24,7 @@ function table(columns, rows, { caption = "", numbers = 0, minor = [] } = {}) {
 
 /** Rows of (name, plain, planned). */
 function factsTable(facts) {
-  return table(["", "plain", "planned"], facts, { numbers: 2 });
+  return table(["", "baseline", "planned"], facts, { numbers: 2 });
 }
 
 function claimsList(claims) {
@@ -42,7 +42,7 @@ function recomputedTable(part) {
     what(text(module), text(does)), when(first / length, last / length), ops.toLocaleString("en"),
     times.toLocaleString("en"), bytes(freed), time(cost, part.unit), percent(cost / once),
   ]);
-  const step = rewritten(part) ? "rewritten step" : "plain step";
+  const step = rewritten(part) ? "rewritten step" : "baseline";
   const share = part.unit === part.cost ? `of the ${step}` : `of the ${step}'s ${SHARE_OF[part.unit]}`;
   const columns = ["operator", "when in the step", "ops", "runs", "free meanwhile", "adds", share];
   return table(columns, lines, { numbers: 5, minor: ["ops", "runs", share] });
