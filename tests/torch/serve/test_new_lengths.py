@@ -95,7 +95,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
-@pytest.mark.parametrize(("model", "sample", "captured_first"), every(2, [(Attention, tokens, 3), (Images, images, 2)]))
+@pytest.mark.parametrize(("model", "sample", "captured_first"), every(2, [(Attention, tokens, 2), (Images, images, 2)]))
 def test_steps_of_further_sizes_follow_without_a_capture(
     model: Any, sample: Any, captured_first: int, captures: list[int]
 ) -> None:
