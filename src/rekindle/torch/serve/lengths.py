@@ -22,6 +22,10 @@ from ..situation.module_call import Key, ModuleCall
 from ..trace import Trace
 from .pattern import Pattern, Sizes, alike
 
+STEPS_LEAST, WATCHED_LEAST = (
+    3,
+    2,
+)  # captured steps from which others follow; of them, steps that were seen running plainly
 SIZES_MOST = 3  # that may vary at once: of a batch, of its sources and of its targets, say
 STEPS_MOST = 8  # captured steps that are kept, of all kinds of calls together; the oldest makes room. A guess
 
@@ -152,9 +156,10 @@ class _Family:
 
     @property
     def tells_apart(self) -> bool:
-        """Whether the steps suffice to tell how a number depends on each size, if it is linear, and to confirm it."""
+        """Whether the steps are enough to tell how numbers depend on each size. Two say how one depends on one size, and the
+        third confirms it."""
         rows = [(1, *self.sizes(k.trace.key)) for k in self.known]
-        return len(rows) >= len(self.places) + 2 and bool(np.linalg.matrix_rank(rows) == len(self.places) + 1)
+        return len(rows) >= STEPS_LEAST and bool(np.linalg.matrix_rank(rows) == len(self.places) + 1)
 
 
 @dataclass(frozen=True)
@@ -171,7 +176,7 @@ class _Patterns:
         sizes = [family.sizes(k.trace.key) for k in family.known]
         watched = [(s, k.seen) for s, k in zip(sizes, family.known, strict=True) if k.seen is not None]
         like = family.known[0]
-        if not family.tells_apart or len(watched) <= len(family.places):
+        if not family.tells_apart or len(watched) < WATCHED_LEAST:
             return cls(like)
         # The plain step of the new sizes is watched too, and so confirms this pattern itself.
         plain = Pattern.of([s for s, _ in watched], [seen for _, seen in watched], spare=0)
@@ -196,6 +201,12 @@ def _differing(one: Key, other: Key) -> frozenset[tuple[int, int]]:
             return frozenset()
         places += [(i, d) for d, (x, y) in enumerate(zip(a[0], b[0], strict=True)) if x != y]
     return frozenset(places)
+
+
+def covers(one: Key, other: Key) -> bool:
+    """Whether the calls are equal apart from sizes, of which the first call's are no smaller."""
+    places = _differing(one, other)
+    return one == other or bool(places) and all(_size_at(one, p) > _size_at(other, p) for p in places)
 
 
 def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
