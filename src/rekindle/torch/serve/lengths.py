@@ -83,8 +83,8 @@ class Lengths:
                 return trace
         return None
 
-    def follow(self, model: nn.Module, call: ModuleCall, key: Key) -> Followed | None:
-        """The step of a call that differs from known ones in a few sizes alone; None: it does not follow from them."""
+    def follow(self, model: nn.Module, call: ModuleCall, key: Key) -> Iterator[Followed]:
+        """Steps for a call that differs from known ones in a few sizes alone: one for each known way through forward."""
         for family in self._families(model, key):
             found = self._patterns_of(family)
             if found.step is None or found.plain is None:
@@ -94,8 +94,7 @@ class Lengths:
             if captured is None or not captured.casts(call.tensors):
                 continue
             if answered(captured.questions, call.tensors, model):
-                return Followed(_as_trace(model, call, key, like.trace, captured), found.plain, sizes)
-        return None
+                yield Followed(_as_trace(model, call, key, like.trace, captured), found.plain, sizes)
 
     def _patterns_of(self, family: _Family) -> _Patterns:
         """The patterns that all steps of the family follow, or all but one. At one size forward may run other ops than at all
@@ -164,8 +163,8 @@ class _Family:
 
 @dataclass(frozen=True)
 class _Patterns:
-    """How the steps of a family depend on their sizes: as they were captured, and as plain steps. None: too few are known, or
-    they follow no pattern. like : one of the steps."""
+    """How the steps of a family depend on their sizes: as they were captured, and as plain steps. None: too few are known,
+    or too few were seen running plainly, or they follow no pattern. like : one of the steps."""
 
     like: CapturedStep
     step: Pattern | None = None
@@ -176,7 +175,7 @@ class _Patterns:
         sizes = [family.sizes(k.trace.key) for k in family.known]
         watched = [(s, k.seen) for s, k in zip(sizes, family.known, strict=True) if k.seen is not None]
         like = family.known[0]
-        if not family.tells_apart or len(watched) < WATCHED_LEAST:
+        if not family.tells_apart or len(watched) <= len(family.places):
             return cls(like)
         # The plain step of the new sizes is watched too, and so confirms this pattern itself.
         plain = Pattern.of([s for s, _ in watched], [seen for _, seen in watched], spare=0)

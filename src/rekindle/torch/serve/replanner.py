@@ -254,25 +254,26 @@ class Replanner:
         other ops than were expected; then the call is captured."""
         if not self.check or self.on_new_shape != "plan":
             return None
-        bound = None
-        try:
-            step = self._lengths.follow(new.model, new.call, new.key)
-            if step is None or communicates(step.trace.graph):
-                return None
-            made = self._plan_for(new, step.trace)
-            if made is None:
-                return None
-            bound, witness = self.bind(new.model, step.trace, made.plan), Witness()
-            wrong = self._tried(new, bound, witness)
-            if not wrong and step.agrees(new.model, witness) and bound.serves(new.model, new.call):
-                self._tell(new, made)
-                return bound
-            log.info("%s: its step does not follow from those of other lengths; it is captured", new.words)
-        except Exception as e:  # a conjecture that fails is no error: the call is captured
-            log.info("%s: its step does not follow from those of other lengths (%r); it is captured", new.words, e)
-        if bound is not None:
-            self.plans.remove(bound)
-        return None
+        steps, bound = self._lengths.follow(new.model, new.call, new.key), None
+        while True:
+            why = ""
+            try:
+                step = next(steps, None)
+                if step is None or communicates(step.trace.graph):
+                    return None
+                made = self._plan_for(new, step.trace)
+                if made is None:
+                    return None
+                bound, witness = self.bind(new.model, step.trace, made.plan), Witness()
+                wrong = self._tried(new, bound, witness)
+                if not wrong and step.agrees(new.model, witness) and bound.serves(new.model, new.call):
+                    self._tell(new, made)
+                    return bound
+            except Exception as e:  # a conjecture that fails is no error: another one is tried, or the call is captured
+                why = f" ({e!r})"
+            log.info("%s: its step does not follow from those of other lengths%s", new.words, why)
+            if bound is not None:
+                self.plans.remove(bound)
 
     def _with_changing_numbers(self, new: NewCall) -> BoundPlan | None:
         """A plan of the same graph that takes Python numbers as inputs; None: this call differs from every planned call in
