@@ -12,10 +12,8 @@ from typing import Any
 
 import numpy as np
 
-POWER_MOST, DEGREE_MOST = (
-    2,
-    3,
-)  # of one size, and of all: the scores of attention have batch times length times length elements
+POWER_MOST = 2  # of one size: attention scores have batch times length times length elements,
+DEGREE_MOST = 3  # which is three sizes in all
 TERMS_MOST = 4  # of a polynomial; a guess
 DENOMINATOR_MOST = 64  # of a coefficient: a layer may halve a size. A guess
 Sizes = tuple[int, ...]
