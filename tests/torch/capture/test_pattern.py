@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.torch.serve.pattern import Pattern
+from rekindle.torch.serve.pattern import Pattern, alike
 
 SIZES = ((20,), (12,), (30,), (17,))
 
@@ -114,3 +114,9 @@ def test_sizes_that_were_equal_by_chance_are_not_told_apart() -> None:
     assert pattern.holds((5, 7), [40])
     assert pattern.holds((5, 7), [56])
     assert not pattern.holds((5, 7), [48])
+
+
+def test_rows_are_alike_apart_from_whole_numbers() -> None:
+    assert alike([1, 2.0, "a", True], [3, 4.0, "a", True])
+    for other in ([1, 2.5, "a", True], [1, 2.0, "b", True], [1, 2.0, "a", False], [1.0, 2.0, "a", True], [1]):
+        assert not alike([1, 2.0, "a", True], other)

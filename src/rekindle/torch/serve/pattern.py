@@ -84,12 +84,16 @@ class Pattern:
 
 
 def alike(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Whether two rows have the same values, apart from numbers."""
+    """Whether two rows have the same values, apart from whole numbers."""
     if len(one) != len(other):
         return False
     return all(
-        _same(x, y) for x, y in zip(one, other, strict=True) if type(x) not in (int, float) or type(y) is not type(x)
+        type(x) is type(y) and _is_whole(x) and _is_whole(y) or _same(x, y) for x, y in zip(one, other, strict=True)
     )
+
+
+def _is_whole(x: Any) -> bool:
+    return type(x) is int or type(x) is float and x.is_integer()
 
 
 def _same(x: Any, y: Any) -> bool:
