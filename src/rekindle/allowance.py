@@ -23,11 +23,15 @@ class AllowanceSettings:
 
     steps : plain steps of training; searches may take as long as they do,
     least_s, most_s : but at least, and at most, so many seconds.
+    mid_run_share : of a run's time, planning for new calls may take in the middle of it,
+    mid_run_least_s : but at least so many seconds.
     """
 
     steps: int = 1000
     least_s: float = 20.0
     most_s: float = 60.0
+    mid_run_share: float = 0.1
+    mid_run_least_s: float = 20.0
 
 
 SETTINGS = AllowanceSettings()
@@ -42,18 +46,18 @@ class Allowance:
     def __init__(self, seconds: float, whole: Allowance | None = None):
         self.seconds, self.whole = seconds, whole or self
         self.is_cut = False
-        self._end = _worked() + seconds
+        self._end = worked() + seconds
 
     @property
     def left(self) -> float:
         """Seconds that are left; a search that asks ends where there are none."""
-        left = self._end - _worked()
+        left = self._end - worked()
         self.whole.is_cut |= left <= 0
         return left
 
     def part(self, share: float) -> Allowance:
         """A share of what is left."""
-        return Allowance(share * max(0.0, self._end - _worked()), self.whole)
+        return Allowance(share * max(0.0, self._end - worked()), self.whole)
 
 
 _open: ContextVar[list[Allowance] | None] = ContextVar(
@@ -106,5 +110,6 @@ def part(share: float) -> Iterator[None]:
         made.pop()
 
 
-def _worked() -> float:
+def worked() -> float:
+    """Seconds of processor time that this process has worked, without those that compiling took."""
     return time.process_time() - compiled.seconds()

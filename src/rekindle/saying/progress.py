@@ -48,8 +48,8 @@ VERDICT = "certified"
 class _Reporter:
     """Prints the latest line now and then, from a thread of its own, until `close`."""
 
-    def __init__(self) -> None:
-        self._began = time.monotonic()
+    def __init__(self, quiet_s: float) -> None:
+        self._began, self._quiet_s = time.monotonic(), quiet_s
         self._latest, self._printed = "working", ""
         self._live = live_line.possible()
         self._closed = threading.Event()
@@ -74,7 +74,7 @@ class _Reporter:
         _harmless(live_line.erase)
 
     def _run(self) -> None:
-        pause = SETTINGS.quiet_s
+        pause = SETTINGS.quiet_s if self._live else max(self._quiet_s, SETTINGS.quiet_s)
         while not self._closed.wait(pause):
             _harmless(self._print)
             pause = SETTINGS.live_s if self._live else SETTINGS.line_s
@@ -96,17 +96,18 @@ _sharing = 0
 
 
 @contextmanager
-def telling(progress: Progress) -> Iterator[Tell]:
+def telling(progress: Progress, quiet_s: float = 0.0) -> Iterator[Tell]:
     """Report on the work inside, as `progress` says; gives the function that takes lines.
 
     progress : a function gets every line; None or True: stderr, if this process speaks for a distributed run; False: nobody.
+    quiet_s : where stderr is no terminal, nothing is printed for at least so long.
     """
     if callable(progress) or progress is False or not notices.is_first_process():
         yield listener(progress) or _nobody
         return
     global _reporter, _sharing
     with _lock:
-        _reporter = _reporter or _Reporter()
+        _reporter = _reporter or _Reporter(quiet_s)
         _sharing += 1
     try:
         yield _reporter.tell

@@ -20,7 +20,6 @@ from rekindle.torch.capture import capture as capturing
 from rekindle.torch.serve import bound_plans
 from rekindle.torch.serve.bound_plans import BoundPlansSettings
 from rekindle.torch.serve.refusals import FAILED_CALLS_MOST, Refusals
-from rekindle.torch.serve.said_once import NewShapes
 
 GOAL: dict[str, Any] = {"minimize": "memory", "solver": "storages", "effort": "quick"}
 LENGTHS = (12, 17, 30, 9, 25, 1)
@@ -95,7 +94,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
-@pytest.mark.parametrize(("model", "sample", "captured_first"), every(2, [(Attention, tokens, 3), (Images, images, 2)]))
+@pytest.mark.parametrize(("model", "sample", "captured_first"), every(2, [(Attention, tokens, 2), (Images, images, 2)]))
 def test_steps_of_further_sizes_follow_without_a_capture(
     model: Any, sample: Any, captured_first: int, captures: list[int]
 ) -> None:
@@ -236,21 +235,6 @@ def test_other_goals_carry_over(goal: dict[str, Any], capfd: pytest.CaptureFixtu
     elif "budget" in goal:
         assert bound.plan.peak_bytes <= 2**20
     assert "carried over the plan of another shape" in capfd.readouterr().err
-
-
-def test_one_line_for_each_new_shape_and_one_hint(capfd: pytest.CaptureFixture[str]) -> None:
-    _, planned = pair(nn.Linear(4, 4), (torch.randn(8, 4),), minimize="memory", solver="none")
-    capfd.readouterr()
-    for batch in range(1, 8):
-        planned(torch.randn(batch, 4)).sum().backward()
-    said = capfd.readouterr().err.splitlines()
-    assert sum("Linear was called with inputs" in line for line in said) == 7
-    assert [i for i, line in enumerate(said) if "pad lengths to a multiple" in line] == [4]
-
-
-def test_the_hint_comes_once() -> None:
-    shapes = NewShapes()
-    assert [bool(shapes.hint(k)) for k in (1, 1, 2, 3, 4, 5, 6)] == [False] * 4 + [True, False, False]
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------------

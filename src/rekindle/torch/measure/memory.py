@@ -232,8 +232,8 @@ def allocator_peak(step: Callable[[], Any], device: str | torch.device = "cpu") 
 
 
 @contextlib.contextmanager
-def old_objects_aside() -> Iterator[None]:
-    """Inside, `gc.collect` looks only at objects that were made inside.
+def old_objects_aside(collect: bool = True) -> Iterator[None]:
+    """Inside, collections of garbage look only at objects that were made inside. collect : begin with a collection of all.
 
     A measured step begins with a collection, so that no tensor that only a cycle of references holds is counted. With torch and
     a model library imported, one collection takes a quarter of a second, nearly all of it for objects that never go away. If
@@ -242,7 +242,8 @@ def old_objects_aside() -> Iterator[None]:
     if gc.get_freeze_count() > PYTHONS_OWN:
         yield
         return
-    gc.collect()
+    if collect:
+        gc.collect()
     gc.freeze()
     try:
         yield

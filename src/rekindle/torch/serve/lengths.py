@@ -6,10 +6,11 @@ follows by arithmetic (see `lowering.resize`), and one plain step at that length
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from ..costs.resident import resident_beside
@@ -19,12 +20,13 @@ from ..measure.witness import Witness
 from ..run.bound import answered
 from ..situation.module_call import Key, ModuleCall
 from ..trace import Trace
-from .pattern import Pattern
+from .pattern import Pattern, Sizes, alike
 
-# Captured steps from which a further one may follow: two say how a number depends on a size, and the third confirms it. Where
-# a number depends on its square, it takes four.
-STEPS_LEAST = 3
-WATCHED_LEAST = 2  # of them, steps that must have been seen running plainly, op by op
+STEPS_LEAST, WATCHED_LEAST = (
+    3,
+    2,
+)  # captured steps from which others follow; of them, steps that were seen running plainly
+SIZES_MOST = 3  # that may vary at once: of a batch, of its sources and of its targets, say
 STEPS_MOST = 8  # captured steps that are kept, of all kinds of calls together; the oldest makes room. A guess
 
 
@@ -45,15 +47,15 @@ class CapturedStep:
 
 @dataclass(frozen=True)
 class Followed:
-    """A step that follows from others. plain : how the ops of a plain step depend on the size, which is `size` here."""
+    """A step that follows from others. plain : how the ops of a plain step depend on the sizes, which are `sizes` here."""
 
     trace: Trace
     plain: Pattern
-    size: int
+    sizes: Sizes
 
     def agrees(self, model: nn.Module, witness: Witness) -> bool:
         """Whether a plain step that was watched ran the ops that were expected, and read no attribute that is not guarded."""
-        return self.plain.holds(self.size, witness.values) and witness.read_only(model, self.trace.expected.reads)
+        return self.plain.holds(self.sizes, witness.values) and witness.read_only(model, self.trace.expected.reads)
 
 
 class Lengths:
@@ -61,7 +63,7 @@ class Lengths:
 
     def __init__(self) -> None:
         self._known: list[CapturedStep] = []
-        self._patterns: dict[tuple[int, ...], _Patterns] = {}  # ids of known steps -> how they depend on their size
+        self._patterns: dict[Any, _Patterns] = {}  # (sizes, ids of known steps) -> how the steps depend on the sizes
 
     def add(self, trace: Trace, seen: Sequence[Any] | None = None) -> None:
         """Note a captured step. seen : the ops of a plain step of the same call."""
@@ -81,73 +83,103 @@ class Lengths:
                 return trace
         return None
 
-    def follow(self, model: nn.Module, call: ModuleCall, key: Key) -> Followed | None:
-        """The step of a call that differs from known ones in one size alone; None: it does not follow from them."""
-        for line in self._lines(key):
-            if line.known[0].trace.expected.differences(model):
-                continue
-            line, found = self._patterns_of(line)
+    def follow(self, model: nn.Module, call: ModuleCall, key: Key) -> Iterator[Followed]:
+        """Steps for a call that differs from known ones in a few sizes alone: one for each known way through forward."""
+        for family in self._families(model, key):
+            found = self._patterns_of(family)
             if found.step is None or found.plain is None:
                 continue
-            size = _size_at(key, line.place)
-            captured = line.known[0].anatomy.resized(found.step.at(size))
+            like, sizes = found.like, family.sizes(key)
+            captured = like.anatomy.resized(found.step.at(sizes))
             if captured is None or not captured.casts(call.tensors):
                 continue
             if answered(captured.questions, call.tensors, model):
-                return Followed(_as_trace(model, call, key, line.known[0].trace, captured), found.plain, size)
-        return None
+                yield Followed(_as_trace(model, call, key, like.trace, captured), found.plain, sizes)
 
-    def _patterns_of(self, line: _Line) -> tuple[_Line, _Patterns]:
-        """The steps that follow patterns, and the patterns: of all steps of the line, or of all but one. At one size forward
-        may run other ops than at all others: an embedding of positions that is read whole is not sliced."""
-        every = line.known
+    def _patterns_of(self, family: _Family) -> _Patterns:
+        """The patterns that all steps of the family follow, or all but one. At one size forward may run other ops than at all
+        others: an embedding of positions that is read whole is not sliced."""
+        every = family.known
         without = [[*every[:i], *every[i + 1 :]] for i in range(len(every) - 1, -1, -1)]
         for known in (every, *without):
-            ids = tuple(map(id, known))
-            if ids not in self._patterns:
-                self._patterns[ids] = _Patterns.of(_Line(line.place, known))
-            if self._patterns[ids].step is not None and self._patterns[ids].plain is not None:
-                return _Line(line.place, known), self._patterns[ids]
-        return line, _Patterns()
+            at = family.places, tuple(map(id, known))
+            if at not in self._patterns:
+                self._patterns[at] = _Patterns.of(_Family(family.places, known))
+            if self._patterns[at].step is not None and self._patterns[at].plain is not None:
+                return self._patterns[at]
+        return _Patterns(every[0])
 
-    def _lines(self, key: Key) -> Iterator[_Line]:
-        """The known steps that differ from the call, and from each other, in one size alone; the longest line first."""
-        lines: dict[Any, list[CapturedStep]] = {}
-        for k in self._known:
-            differing = _differing(k.trace.key, key)
-            if differing:
-                lines.setdefault(differing, []).append(k)
-        for differing, known in sorted(lines.items(), key=lambda x: -len(x[1])):
-            (place, *_), like = differing[0], known[-1].trace  # the latest: the module may have changed since the first
-            by_size = {_size_at(k.trace.key, place): k for k in known if _same_state(k.trace, like)}
-            yield _Line(place, [*by_size.values()])
+    def _families(self, model: nn.Module, key: Key) -> Iterator[_Family]:
+        """The known steps that differ from the call, and from each other, in a few sizes alone; those of the fewest sizes
+        first. Those that take another way through forward than others (at a size of one, say) are a family of their own."""
+        found: list[_Family] = []
+        apart = {k: p for k in self._known if (p := _differing(k.trace.key, key))}
+        like = next((k for k in reversed(apart) if not k.trace.expected.differences(model)), None)
+        if like is None:
+            return
+        apart = {k: p for k, p in apart.items() if _same_state(k.trace, like.trace)}
+        for places in {*apart.values(), frozenset().union(*apart.values())}:
+            ways: list[list[CapturedStep]] = []
+            for k in (k for k, p in apart.items() if p <= places):
+                way = next((w for w in ways if alike(w[0].anatomy.values, k.anatomy.values)), None)
+                if way is None:
+                    ways.append([k])
+                else:
+                    way.append(k)
+            found += [_Family.of(places, way, key) for way in ways]
+        for family in sorted(found, key=lambda f: (len(f.places), -len(f.known))):
+            if len(family.places) <= SIZES_MOST and family.tells_apart:
+                yield family
 
 
 @dataclass(frozen=True)
-class _Line:
-    """Steps along one size. place : (tensor, dimension) where that size stands."""
+class _Family:
+    """Steps that differ in some sizes. places : (tensor, dimension) where each of these sizes stands first."""
 
-    place: tuple[int, int]
+    places: tuple[tuple[int, int], ...]
     known: list[CapturedStep]
+
+    @classmethod
+    def of(cls, places: Iterable[tuple[int, int]], known: Sequence[CapturedStep], key: Key) -> _Family:
+        """The steps that differ from a call at these places. Places whose sizes are always equally far apart have one size."""
+        one_each: dict[Sizes, tuple[int, int]] = {}
+        for place in sorted(places):
+            beyond = tuple(_size_at(k.trace.key, place) - _size_at(key, place) for k in known)
+            one_each.setdefault(beyond, place)
+        of = tuple(one_each.values())
+        by_size = {tuple(_size_at(k.trace.key, p) for p in of): k for k in known}
+        return cls(of, [*by_size.values()])
+
+    def sizes(self, key: Key) -> Sizes:
+        return tuple(_size_at(key, p) for p in self.places)
+
+    @property
+    def tells_apart(self) -> bool:
+        """Whether the steps are enough to tell how numbers depend on each size. Two say how one depends on one size, and the
+        third confirms it."""
+        rows = [(1, *self.sizes(k.trace.key)) for k in self.known]
+        return len(rows) >= STEPS_LEAST and bool(np.linalg.matrix_rank(rows) == len(self.places) + 1)
 
 
 @dataclass(frozen=True)
 class _Patterns:
-    """How the steps of a line depend on their size: as they were captured, and as plain steps. None: too few are known, or they
-    follow no pattern."""
+    """How the steps of a family depend on their sizes: as they were captured, and as plain steps. None: too few are known,
+    or too few were seen running plainly, or they follow no pattern. like : one of the steps."""
 
+    like: CapturedStep
     step: Pattern | None = None
     plain: Pattern | None = None
 
     @classmethod
-    def of(cls, line: _Line) -> _Patterns:
-        sizes = [_size_at(k.trace.key, line.place) for k in line.known]
-        watched = [(s, k.seen) for s, k in zip(sizes, line.known, strict=True) if k.seen is not None]
-        if len(line.known) < STEPS_LEAST or len(watched) < WATCHED_LEAST:
-            return cls()
-        # The plain step of the new size is watched too, and so confirms this pattern itself.
+    def of(cls, family: _Family) -> _Patterns:
+        sizes = [family.sizes(k.trace.key) for k in family.known]
+        watched = [(s, k.seen) for s, k in zip(sizes, family.known, strict=True) if k.seen is not None]
+        like = family.known[0]
+        if not family.tells_apart or len(watched) <= len(family.places):
+            return cls(like)
+        # The plain step of the new sizes is watched too, and so confirms this pattern itself.
         plain = Pattern.of([s for s, _ in watched], [seen for _, seen in watched], spare=0)
-        return cls(Pattern.of(sizes, [k.anatomy.values for k in line.known]), plain)
+        return cls(like, Pattern.of(sizes, [k.anatomy.values for k in family.known]), plain)
 
 
 def _size_at(key: Key, place: tuple[int, int]) -> int:
@@ -156,22 +188,24 @@ def _size_at(key: Key, place: tuple[int, int]) -> int:
     return size
 
 
-def _differing(one: Key, other: Key) -> tuple[Any, ...] | None:
-    """(places where the shapes of two calls differ, the differences of the sizes there from the first of them); None: the calls
-    differ in more than one size, or in none."""
+def _differing(one: Key, other: Key) -> frozenset[tuple[int, int]]:
+    """The places, (tensor, dimension), where the shapes of two calls differ; none if they differ in more than sizes."""
     if one[1:] != other[1:] or len(one[0]) != len(other[0]) or one[0][-1] != other[0][-1] or one[0][-1] != ():
-        return None
+        return frozenset()
     places: list[tuple[int, int]] = []
     for i, (a, b) in enumerate(zip(one[0][:-1], other[0][:-1], strict=True)):
         if a[2:] != b[2:] or len(a[0]) != len(b[0]):
-            return None
+            return frozenset()
         if a[:2] != b[:2] and not (_is_dense(*a[:2]) and _is_dense(*b[:2])):
-            return None
+            return frozenset()
         places += [(i, d) for d, (x, y) in enumerate(zip(a[0], b[0], strict=True)) if x != y]
-    if not places:
-        return None
-    beyond = [tuple(_size_at(k, p) - _size_at(k, places[0]) for p in places) for k in (one, other)]
-    return (tuple(places), beyond[0]) if beyond[0] == beyond[1] else None
+    return frozenset(places)
+
+
+def covers(one: Key, other: Key) -> bool:
+    """Whether the calls are equal apart from sizes, of which the first call's are no smaller."""
+    places = _differing(one, other)
+    return one == other or bool(places) and all(_size_at(one, p) > _size_at(other, p) for p in places)
 
 
 def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:

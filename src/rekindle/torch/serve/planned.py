@@ -141,6 +141,7 @@ class PlannedForward(SwitchedForward):
         """(the plan that runs the call, the call); None: the call runs plain."""
         if not self._used and not self.is_checked:
             self._used = True
+            self._replanner.new_shapes.began = time.perf_counter()
             unused.used(model)
         replanner, name = self._replanner, type(model).__name__
         if where := runs_plain_in():

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import torch
 from torch import nn
 
 from ... import allowance
@@ -26,6 +27,7 @@ from ...saying.progress import announce, telling
 from ...saying.sizes import format_bytes
 from ..capture.trace_errors import OF_FIRST_CALLS
 from ..measure import trial
+from ..measure.memory import old_objects_aside
 from ..measure.variation import communicates
 from ..measure.witness import Witness
 from ..rewrite.rewritten import with_sums_here
@@ -36,7 +38,7 @@ from ..tensors.sharded import order_that_works, own_class, sharded_parameter
 from ..trace import Trace, known_options
 from .bound_plans import BoundPlans
 from .changed_numbers import changed_numbers, matches, numbers_of
-from .lengths import Lengths
+from .lengths import Lengths, covers
 from .loaded_plan import LoadedPlan
 from .mismatch import check_same_module
 from .new_call import NewCall
@@ -44,6 +46,7 @@ from .refusals import Refusals
 from .said_once import NewShapes, WarnOnce
 
 log = logging.getLogger("rekindle")
+QUIET_S = 10.0  # before a line of progress: a training loop shows its own. A guess
 FIXED_MOST = 64  # sets of numbers that cannot be inputs and are remembered; a guess
 SAME = "of the same graph"
 DID = {
@@ -75,7 +78,7 @@ class Replanner:
         self.plans, self.warned = BoundPlans(), WarnOnce()
         self.refusals = Refusals(self.plans)
         self._lengths = Lengths()
-        self._new_shapes = NewShapes()
+        self.new_shapes = NewShapes()
         self._left_out: set[str] = set()  # kinds of results that planned calls leave out, of which the log was told
         # hooks that do more than compute: the user was warned of them when the plan was made
         self._accepted = Counter(() if plan.trace is None else plan.trace.lowered.captured.effects)
@@ -98,7 +101,7 @@ class Replanner:
         twin = copy.copy(self)
         twin.plans, twin.warned, twin._loaded = BoundPlans(), copy.copy(self.warned), self._loaded.copied()
         twin.plans.changing = dict(self.plans.changing)
-        twin._lengths, twin._new_shapes, twin._left_out = Lengths(), copy.copy(self._new_shapes), set(self._left_out)
+        twin._lengths, twin.new_shapes, twin._left_out = Lengths(), copy.copy(self.new_shapes), set(self._left_out)
         twin.refusals, twin._fixed = Refusals(twin.plans), set(self._fixed)
         return twin
 
@@ -145,7 +148,7 @@ class Replanner:
             self.leave_plain(new, f"; {', '.join(once)} can be read only once, and planning would read it: pass a list")
             return None
         try:
-            with telling(self._options.progress), allowance.shared(self._options.progress):
+            with telling(self._options.progress, QUIET_S), allowance.shared(self._options.progress):
                 announce(self._options.progress, f"capturing {type(new.model).__name__} for a new call")
                 return self._made(new)
         except Exception as e:  # any error at all: a run that has gone well so far goes on
@@ -173,7 +176,8 @@ class Replanner:
         if found is not None and self._loaded.is_for_later_calls(found):
             self._first_of_loaded(new)
             return None
-        return self._planned(new, found)
+        with self.new_shapes.timed(), old_objects_aside(collect=False):
+            return self._planned(new, found)
 
     def _first_of_loaded(self, new: NewCall) -> None:
         self._loaded.first_is_over = True
@@ -217,6 +221,14 @@ class Replanner:
         if self.on_new_shape != "plan" and not family:
             self._no_plan(new, "(or modes, dtypes, constants)")
             return None
+        if (
+            found is None
+            and self.on_new_shape == "plan"
+            and (late := self.new_shapes.take_too_long)
+            and self._fits_plain(new)
+        ):
+            self.leave_plain(new, late, kind="too long")
+            return None
         if known := self._with_changing_numbers(new):
             return known
         if varying := self.refusals.what_varies(new.model, new.key):
@@ -249,25 +261,26 @@ class Replanner:
         other ops than were expected; then the call is captured."""
         if not self.check or self.on_new_shape != "plan":
             return None
-        bound = None
-        try:
-            step = self._lengths.follow(new.model, new.call, new.key)
-            if step is None or communicates(step.trace.graph):
-                return None
-            made = self._plan_for(new, step.trace)
-            if made is None:
-                return None
-            bound, witness = self.bind(new.model, step.trace, made.plan), Witness()
-            wrong = self._tried(new, bound, witness)
-            if not wrong and step.agrees(new.model, witness) and bound.serves(new.model, new.call):
-                self._tell(new, made)
-                return bound
-            log.info("%s: its step does not follow from those of other lengths; it is captured", new.words)
-        except Exception as e:  # a conjecture that fails is no error: the call is captured
-            log.info("%s: its step does not follow from those of other lengths (%r); it is captured", new.words, e)
-        if bound is not None:
-            self.plans.remove(bound)
-        return None
+        steps, bound = self._lengths.follow(new.model, new.call, new.key), None
+        while True:
+            why = ""
+            try:
+                step = next(steps, None)
+                if step is None or communicates(step.trace.graph):
+                    return None
+                made = self._plan_for(new, step.trace)
+                if made is None:
+                    return None
+                bound, witness = self.bind(new.model, step.trace, made.plan), Witness()
+                wrong = self._tried(new, bound, witness)
+                if not wrong and step.agrees(new.model, witness) and bound.serves(new.model, new.call):
+                    self._tell(new, made)
+                    return bound
+            except Exception as e:  # a conjecture that fails is no error: another one is tried, or the call is captured
+                why = f" ({e!r})"
+            log.info("%s: its step does not follow from those of other lengths%s", new.words, why)
+            if bound is not None:
+                self.plans.remove(bound)
 
     def _with_changing_numbers(self, new: NewCall) -> BoundPlan | None:
         """A plan of the same graph that takes Python numbers as inputs; None: this call differs from every planned call in
@@ -358,10 +371,20 @@ class Replanner:
         self.refusals.let_go()
 
     def _tell(self, new: NewCall, made: Replanned, how: str = "") -> None:
-        """One line for a new plan, and once the hint how to need fewer. how : the cause, if the module changed."""
-        self.say(f"{new.words}{how}: {DID[made.how]} in {new.took:.1f} s, {made.plan.sentence}")
-        if not how and (hint := self._new_shapes.hint(new.key[0])):
-            self.say(f"{type(new.model).__name__}: {hint}")
+        """One line for a new plan: of new shapes, for the first of them. how : the cause, if the module changed."""
+        line = f"{new.words}{how}: {DID[made.how]} in {new.took:.1f} s, {made.plan.sentence}"
+        log.debug(line)
+        if told := line if how else self.new_shapes.news(new.key[0], line):
+            self.say(told if told is line else f"{type(new.model).__name__}: {told}")
+
+    def _fits_plain(self, new: NewCall) -> bool:
+        """Whether the call's plain step takes no more than the budget in bytes, or than its GPU has, as far as larger shapes
+        tell."""
+        on = next((t.device for t in (*new.call.tensors, *new.model.parameters()) if t.is_cuda), None)
+        limit = self._options.goal.budget or on and torch.cuda.get_device_properties(on).total_memory
+        return not limit or any(
+            b.plan.baseline_peak_bytes <= limit and covers(b.trace.key, new.key) for b in self.plans
+        )
 
     def say(self, line: str) -> None:
         """One line of news, on stderr unless the user asked for silence."""

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 
+from ... import allowance
 from ...saying import notices
 from ...saying.sizes import format_bytes
 from ..tensors.sharded import own_class
 
-SHAPES_BEFORE_HINT = 4  # new ones; a last batch and one for validation are no habit. A guess
+SHAPES_BEFORE_SUMMARY = 4  # new ones; a last batch and one for validation are no habit. A guess
+FEWER_SHAPES = (
+    "To meet fewer of them, pad lengths to a multiple (pad_to_multiple_of=64, say), drop the last batch, and plan the longest "
+    "one first"
+)
 # Lines that differ only in the shapes of a batch or in numbers of bytes are the same warning.
 _OF_ONE_CALL = re.compile(r"\[[\d, ]*\]|\d[\d.]* ([KMGT]i?)?B\b")
 
@@ -44,25 +50,53 @@ class WarnOnce:
 
 
 class NewShapes:
-    """The first shapes of one module for which plans were made in the middle of a run. A module's copy has a shallow copy."""
+    """The shapes of one module for which plans were made in the middle of a run, and the time that this took. A module's copy
+    has a shallow copy.
+
+    began : when the first step began, in seconds of `time.perf_counter`. seconds : that planning has taken since.
+    """
 
     def __init__(self) -> None:
         self._seen: frozenset[Any] = frozenset()
+        self.began, self.seconds, self._worked = time.perf_counter(), 0.0, 0.0
 
-    def hint(self, shapes: Any) -> str:
-        """Note that a plan was made for a call of these shapes.
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """The code inside plans."""
+        start, worked = time.perf_counter(), allowance.worked()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - start
+            self._worked += allowance.worked() - worked
 
-        Returns a hint how to meet fewer shapes, at the call that brings the shape number `SHAPES_BEFORE_HINT`; else "".
-        """
-        if len(self._seen) == SHAPES_BEFORE_HINT:  # the hint was given
-            return ""
-        self._seen |= {shapes}
-        if len(self._seen) < SHAPES_BEFORE_HINT:
+    @property
+    def take_too_long(self) -> str:
+        """Why no plan is made now, as part of a message: planning has taken much of the run's time. "" if it has not.
+
+        The least time is one of the processor, so that a busy machine makes the same plans."""
+        run, most = time.perf_counter() - self.began, allowance.SETTINGS
+        if self._worked <= most.mid_run_least_s or self.seconds <= most.mid_run_share * run:
             return ""
         return (
-            f"{SHAPES_BEFORE_HINT} new shapes so far, and each is planned at its first call. To meet fewer of them: pad "
-            "lengths to a multiple (of 64, say), drop the last batch, and plan the longest one first"
+            f", for which there is no plan. Plans for new shapes took {self.seconds:.0f} of the {run:.0f} s since the first "
+            f"step; until that is less than {most.mid_run_share:.0%}, none is made. {FEWER_SHAPES}"
         )
+
+    def news(self, shapes: Any, line: str) -> str:
+        """Note that a plan was made for a call of these shapes, of which `line` tells.
+
+        Returns that line for the first shape, a summary for shape number `SHAPES_BEFORE_SUMMARY`, and else "".
+        """
+        if shapes in self._seen or len(self._seen) == SHAPES_BEFORE_SUMMARY:
+            return ""
+        self._seen |= {shapes}
+        if len(self._seen) == SHAPES_BEFORE_SUMMARY:
+            return (
+                f"{SHAPES_BEFORE_SUMMARY} new shapes so far, planned in {self.seconds:.1f} s; further ones are planned without "
+                f"a word. {FEWER_SHAPES}"
+            )
+        return line if len(self._seen) == 1 else ""
 
 
 def left_over(model: nn.Module, gradients: str, size_bytes: int) -> str:
