@@ -178,7 +178,10 @@ def test_what_is_away_and_waits_are_drawn(data: st.DataObject) -> None:
     schedule = data.draw(copied_schedules(graph))
     judged = simulate(graph, schedule)
     track = Track.of(graph, schedule, "Planned", graph.weights("seconds"))
-    drawn = words(parsed(memory_timeline(graph, schedule)))
+    root = parsed(memory_timeline(graph, schedule))
+    drawn = words(root)
+    last = {e.attrib.get("class"): i for i, e in enumerate(root.iter())}
+    assert "waits" not in last or last["waits"] > last.get("base", -1)  # else what is held all step covers the strip
     assert ("on the host" in drawn) == bool(track.away.any())
     timed = bool(graph.weights("seconds").any())  # else the picture counts FLOPs or runs, and no seconds
     assert ("waits" in drawn) == bool(track.waits.any() and timed)

@@ -27,9 +27,10 @@ STYLE = """
 .rk .phase{stroke:#5c6b7a;stroke-width:1;stroke-dasharray:2 3}
 .rk .base{fill:#cfd6dd}
 .rk .area{fill:#6f9fd0}
-.rk .again{fill:#f28e2b;shape-rendering:crispEdges}
+.rk .again{fill:#f28e2b}
 .rk .away{fill:#f3d5e3}
-.rk .waits{fill:#7a1f4f;shape-rendering:crispEdges}
+.rk .waits{fill:#7a1f4f}
+.rk path.again,.rk path.waits{shape-rendering:crispEdges}
 .rk .edge{fill:none;stroke:#2d5d8f;stroke-width:1.2;stroke-linejoin:round}
 .rk .curve{fill:none;stroke:#2d5d8f;stroke-width:2.2;stroke-linejoin:round}
 .rk .under{fill:#6f9fd0;fill-opacity:.16}

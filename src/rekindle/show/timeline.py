@@ -144,12 +144,11 @@ def _panel(c: Canvas, view: _View, track: Track, top: float, last: bool) -> None
         ends = [end if away else start for (start, end), away in zip(pairwise(xs), with_away > most, strict=True)]
         c.path(_area(xs, [view.y(m, bottom) for m in with_away], bottom, ends), "away")
     c.path(_area(xs, ys, bottom, xs[1:]), "area")
-    strip = [bottom - LAYOUT.strip_px] * len(ys)
     c.path(_area(xs, ys, bottom, _stripes(xs, share)), "again")
-    c.path(_area(xs, strip, bottom, _stripes(xs, waits)), "waits")
     if not view.floor and view.graph.resident_bytes:
         base = view.y(view.graph.resident_bytes, bottom)
         c.rect(LAYOUT.left_px, base, end - LAYOUT.left_px, bottom - base, "base")
+    c.path(_area(xs, [bottom - LAYOUT.strip_px] * len(ys), bottom, _stripes(xs, waits)), "waits")
     c.path(_outline(xs, ys), "edge")
     c.line(LAYOUT.left_px, bottom, right, bottom, "axis")
     _heading(c, track, top)
