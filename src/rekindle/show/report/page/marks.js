@@ -26,7 +26,8 @@ function highest(chart, index, from, to) {
  * above a line, or else at the panel's upper edge, at its left or right end. taken : gets the box of the words. */
 function wordsAt(chart, index, cls, words, lines, taken) {
   const meets = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
-  const isFree = (box) => !taken.some((t) => meets(box, t)) && highest(chart, index, box.left, box.right) >= box.bottom;
+  const fits = (box) => box.left >= VIEW.left && box.right <= VIEW.left + chart.inner;
+  const isFree = (box) => fits(box) && !taken.some((t) => meets(box, t)) && highest(chart, index, box.left, box.right) >= box.bottom;
   const at = (levels) => words.flatMap((text) => {
     const ends = [VIEW.left + 6, VIEW.left + chart.inner - 6 - boxOf(cls, text, 0, 0).right];
     return levels.flatMap((y) => ends.map((x) => ({ text, x, y, ...boxOf(cls, text, x, y) })));
