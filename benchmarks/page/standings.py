@@ -9,7 +9,7 @@ import pandas as pd
 
 from page.rows import MODEL, picked
 
-MEASURES = {"flops": "FLOPs", "seconds": "modelled time"}
+MEASURES = {"seconds": "modelled time", "flops": "FLOPs"}
 TOLERANCE_SHARE = 0.01  # of the peak, and of the whole step's cost (plain step and extra)
 COLUMNS = [
     *MODEL, "method", "cost", "measure", "peak_mb", "share", "overhead", "nearest", "nearest_peak_mb",

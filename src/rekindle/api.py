@@ -285,11 +285,37 @@ def checkpoint(
 ) -> nn.Module:
     """Plan, apply and check by one measured step: the model comes back and trains within the budget.
 
-    `sample` is what the model is called with: a tensor, a tuple of positional arguments or a dict of keyword arguments.
-    Goals, solver, `parity`, `or_least`, `offload` and `host_budget` as in `plan`; `loss`, `optimizer`, `must_save`, `unused`
-    and `gradients` as in `rekindle.trace`; `on_new_shape` as in `apply`. The plan is at `model.forward.plan`. If anything fails
+    Exactly one of `budget`, `max_overhead` and `minimize` is given. The plan is at `model.forward.plan`. If anything fails
     the model is left as it was.
 
+    Parameters
+    ----------
+    model : any module that trains; the same object comes back.
+    sample : one batch, as the training loop calls the model with it: a tensor, a tuple of positional arguments or a dict of
+        keyword arguments.
+    budget : "8GiB", "512MB" or an int of bytes: the peak of the whole step, everything included. A float in (0, 1]: the
+        activation peak, as a fraction of the plain step's.
+    max_overhead : least memory within this extra cost (0.1: 10 %).
+    minimize : "memory": least memory at any cost.
+    solver : a name that `rekindle solvers` lists; "auto" joins the best of them.
+    cost : the unit of the extra cost: "seconds", "flops" or "unit" (op runs).
+    effort : how long `auto` searches: "quick", "normal", or "thorough" for the best plan that it can find.
+    time_limit : seconds that the search may take; None: as long as `effort` asks for.
+    seed : randomised solvers give the same plan for the same seed.
+    cache : remember the plan on disk, and read it from there at the next start.
+    on_new_shape : how a call of another shape runs. "plan": by a plan of its own for the same goal, made once; "plain": without
+        one, after one warning; "error": not at all (PlanMismatch).
+    loss : "auto": gradients come back to the scalar named `loss`, or to a scalar result, or else to every result; "all": to
+        every result.
+    optimizer : an optimizer, its class or a name such as "adamw": its state counts as held during the whole step.
+    must_save : names or patterns of submodules that must never run again, such as "blocks.*.router".
+    parity : "bitwise": numbers are eager's, bit for bit. "close" also admits plans that add up a gradient in another order.
+    or_least : where no plan keeps the budget, take the plan of least memory and say by how much it misses.
+    offload : True: values may be copied to the host's memory and back; "auto": only where there is a link, so not on a CPU.
+    host_budget : "16GiB" or bytes that the host may hold of them; None: what the plan needs.
+    unused : results that the training loop does not read, such as ["logits"]: planned calls return None in their place.
+    gradients : "kept": gradients count during the whole step, which is safe for any loop. "fresh": they are None when a step
+        begins. "consumed": an optimizer inside backward uses up each one as it comes.
     strict : how to treat a model that cannot be captured whole. False: its largest parts that can be captured are planned
         under the one goal, and a line on stderr says which; True: TraceError.
     parts : names of submodules, or patterns such as "blocks.*": they are planned, and not the model as a whole. `unused`
@@ -297,6 +323,8 @@ def checkpoint(
     compile : compile the model's forward, cut at its repeated blocks, or the submodules of `parts`, each in the measured
         way that keeps the goal at the least time; True, or a dict of torch.compile's arguments. Numbers are those of the same
         parts compiled without a plan, to rounding.
+    check : measure one planned step and compare its numbers with the plain step's.
+    progress : called with one line of text now and then. None: stderr shows what takes more than two seconds; False: silence.
 
     Raises
     ------

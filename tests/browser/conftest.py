@@ -30,3 +30,9 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=DRIVER))
     yield driver
     driver.quit()
+
+
+@pytest.fixture(params=(1280, 390), ids=lambda w: f"{w}px")
+def width(request: pytest.FixtureRequest) -> int:
+    """The width of a desk or of a phone."""
+    return request.param

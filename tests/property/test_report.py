@@ -8,6 +8,7 @@ import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -123,13 +124,23 @@ def test_ten_thousand_steps_keep_their_peak_and_stay_small() -> None:
     assert high == pytest.approx([p / (peaks[0] * 1.16) * LAYOUT.panel_px for p in peaks], abs=0.2)
 
 
-def test_recomputed_runs_are_tinted() -> None:
-    graph = chain(30)
-    plain = parsed(memory_timeline(graph, Schedule.baseline(graph)))
-    planned = parsed(memory_timeline(graph, segments(graph, 30, 6)))
-    tint = lambda root: [e for e in root.iter(f"{SVG}path") if e.attrib["class"] == "again"]  # noqa: E731
-    assert not tint(plain)
-    assert tint(planned)
+@pytest.mark.parametrize("layers", [30, 900])
+def test_recomputed_runs_keep_their_colour(layers: int) -> None:
+    """A stripe is never a tint, which over blue is the grey of what is held all step; the stripes have their share of the time
+    also where many runs share a pixel."""
+    graph = chain(layers)
+    planned = segments(graph, layers, 6)
+    stripes = lambda s: [  # noqa: E731
+        e for e in parsed(memory_timeline(graph, s)).iter(f"{SVG}path") if e.attrib["class"] == "again"
+    ]
+    assert not stripes(Schedule.baseline(graph))
+    (found,) = stripes(planned)
+    assert "fill-opacity" not in found.attrib
+    track = Track.of(graph, planned, "", graph.weights())
+    pieces = found.attrib["d"].split("M")[1:]
+    drawn = sum(float(re.findall(r"H([\d.]+)", p)[-1]) - float(p.split()[0]) for p in pieces)
+    share = (track.again @ np.diff(track.ends, prepend=0.0)) / track.length
+    assert drawn == pytest.approx(share * LAYOUT.across, abs=2 + 0.1 * len(pieces))
 
 
 def test_what_is_held_all_step_leaves_the_picture_where_it_is_most_of_it() -> None:
@@ -167,7 +178,10 @@ def test_what_is_away_and_waits_are_drawn(data: st.DataObject) -> None:
     schedule = data.draw(copied_schedules(graph))
     judged = simulate(graph, schedule)
     track = Track.of(graph, schedule, "Planned", graph.weights("seconds"))
-    drawn = words(parsed(memory_timeline(graph, schedule)))
+    root = parsed(memory_timeline(graph, schedule))
+    drawn = words(root)
+    last = {e.attrib.get("class"): i for i, e in enumerate(root.iter())}
+    assert "waits" not in last or last["waits"] > last.get("base", -1)  # else what is held all step covers the strip
     assert ("on the host" in drawn) == bool(track.away.any())
     timed = bool(graph.weights("seconds").any())  # else the picture counts FLOPs or runs, and no seconds
     assert ("waits" in drawn) == bool(track.waits.any() and timed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import importlib.util
+import inspect
 import re
 import textwrap
 from pathlib import Path
@@ -104,6 +105,11 @@ def test_every_public_name_has_a_place_in_the_reference() -> None:
     for name in set(rekindle.__all__) - {"__version__", "zoo"}:
         assert f"<rekindle.{name}>" in made["api"]
         assert sum(f":: {name}\n" in words for page, words in made.items() if page != "api") == 1
+
+
+def test_the_reference_of_checkpoint_explains_each_argument() -> None:
+    said = re.findall(r"^    (\w+) : \S", rekindle.checkpoint.__doc__ or "", re.MULTILINE)
+    assert set(inspect.signature(rekindle.checkpoint).parameters) <= set(said)
 
 
 def test_every_operator_that_can_be_cut_stands_on_its_page() -> None:

@@ -15,15 +15,16 @@ from hypothesis import strategies as st
 
 import rekindle
 from command_line import Ran
-from rekindle.ask import LeastMemory, MaxOverhead
+from rekindle.ask import Budget, LeastMemory, MaxOverhead
+from rekindle.compiling import SAVES
 from rekindle.errors import FormatError, UsageError
 from rekindle.explain import explain_schedule
 from rekindle.explain.holding import peak
-from rekindle.model.graph import BOUNDARY, Graph, Op, Value
+from rekindle.model.graph import BOUNDARY, OPERATOR, Graph, Op, Value
 from rekindle.model.judge import simulate
 from rekindle.model.plan import Plan
 from rekindle.model.schedule import RUN, Schedule
-from rekindle.parts.plan import Part, PartsPlan
+from rekindle.parts.plan import CompiledPart, Offloaded, Part, PartsPlan
 from rekindle.planning import certificates
 from rekindle.show.report.curve import points_of_file
 from rekindle.show.report.held import PART_OF, PARTS, RECOMPUTED, SAVED, MemoryByPart
@@ -190,6 +191,44 @@ def test_plans_of_parts_have_a_section_for_each_different_part(plan: Plan, tmp_p
     assert "planned: 3 of 4 parts" in parts._repr_html_()
     with pytest.raises(UsageError, match="a curve for each part"):
         parts.to_html(tmp_path / "report.html", frontier=[plan])  # type: ignore[arg-type]
+
+
+def test_every_way_of_a_part_has_its_bytes_in_the_page(plan: Plan) -> None:
+    """Planned, compiled, copied to the host, run again: as `explain` has them."""
+    compiled = CompiledPart("inputs", held_bytes=3 * PAGE, min_cut_bytes=40 * PAGE, extra_seconds=1e-3)
+    away = replace(compiled, saves="min-cut", held_bytes=40 * PAGE)
+    parts = (
+        Part("blocks.0", (plan,)), Part("a.0", compiled=compiled), Part("a.1", compiled=compiled),
+        Part("b", compiled=away, offloaded=Offloaded(30 * PAGE)), Part("x", again=True),
+    )  # fmt: skip
+    whole = PartsPlan(
+        "Model", parts, 400 * PAGE, None, 30 * PAGE, 900 * PAGE, 0.1, 0.05, Budget(500 * PAGE), "seconds", "", 1.0
+    )
+    data = data_of(report(whole))["whole"]
+    rows = {r["pattern"]: r for r in data["ways"]}
+    assert [(r.pattern, r.kept_bytes, r.moved_bytes) for r in whole.explain().rows] == [
+        (x["pattern"], x["kept"], x["moved"]) for x in data["ways"]
+    ]
+    assert (rows["a.*"]["kept"], rows["a.*"]["plain"], rows["a.*"]["count"]) == (6 * PAGE, 80 * PAGE, 2)
+    assert (rows["b"]["kept"], rows["b"]["moved"], data["away"]) == (10 * PAGE, 30 * PAGE, 30 * PAGE)
+    assert rows["x"]["kind"] == "runs again whole"
+    assert data["saves"] == [["saves inputs", SAVES["inputs"]], ["saves min-cut", SAVES["min-cut"]]]
+    assert (data["plainPeak"], data["least"]) == (900 * PAGE, 0.05)
+
+
+def test_the_sentences_about_the_peak_stand_in_the_page() -> None:
+    """Above all the one that says that the peak is the loss, with the remedy."""
+    loss = {"kind": OPERATOR, "target": "aten.nll_loss_forward.default", "shape": "f32[]"}
+    logits = {"kind": OPERATOR, "target": "aten.mm.default", "module": "head", "shape": "f32[64,1000]"}
+    ops = [
+        Op("head", (0,), (1,), **logits), Op("softmax", (1,), (2,), **logits | {"target": "aten._log_softmax.default"}),
+        Op("loss", (2,), (3,), **loss), Op(BOUNDARY, (3,), (4,), recompute=False, kind=BOUNDARY),
+        Op("back", (4, 2), (5,), backward=True),
+    ]  # fmt: skip
+    plan = rekindle.plan(by_hand((0, 256000, 256000, 4, 4, 4), ops, (5,)), 1.0, solver="none", cache=False)
+    (part,) = data_of(report(plan))["parts"]
+    assert part["remarks"] == list(plan.explain().remarks)
+    assert any(x.startswith("The peak is the loss: logits 64×1000") for x in part["remarks"])
 
 
 def test_a_curve_of_another_graph_is_refused(plan: Plan) -> None:

@@ -19,7 +19,7 @@ WORKSPACE_LEAST_SHARE = 0.2
 RESIDENT_LEAST_SHARE = 0.5  # of all bytes
 FLOOR_MOST = 1.02  # the peak is at most so many times the bytes that one op needs alone
 MATH_KERNEL = "_safe_softmax"  # an operator that scaled_dot_product_attention alone calls, where no fused kernel serves
-AT_THE_LOSS = "The peak is the loss"
+AT_THE_LOSS, REWRITTEN = "The peak is the loss", "Rewritten:"
 ROLES = {
     RUNNING: "made by the op that runs", GRADIENT: "gradients", SAVED: "saved for backward", RECOMPUTED: "recomputed",
     FORWARD: "made by forward", WORKSPACE: "its workspace", FETCHED: "fetched from the host",
@@ -53,7 +53,7 @@ def remarks(
         found.insert(1, f"The largest holder of activations is {held}.")
     found += _floor(graph, planned, own, step)
     found.append(_copies(graph, planned))
-    found += [] if rewriting is None else [f"Rewritten: {line(rewriting)}."]
+    found += [] if rewriting is None else [f"{REWRITTEN} {line(rewriting)}."]
     found.append(resident_words(graph.resident_bytes, planned.bytes, state_bytes))
     return tuple(sentence for sentence in found if sentence)
 

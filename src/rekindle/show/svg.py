@@ -30,6 +30,7 @@ STYLE = """
 .rk .again{fill:#f28e2b}
 .rk .away{fill:#f3d5e3}
 .rk .waits{fill:#7a1f4f}
+.rk path.again,.rk path.waits{shape-rendering:crispEdges}
 .rk .edge{fill:none;stroke:#2d5d8f;stroke-width:1.2;stroke-linejoin:round}
 .rk .curve{fill:none;stroke:#2d5d8f;stroke-width:2.2;stroke-linejoin:round}
 .rk .under{fill:#6f9fd0;fill-opacity:.16}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -24,7 +25,6 @@ class TimelineLayout:
     top_px, bottom_px : from its edges to the first and from the last panel.
     panel_px, gap_px, strip_px : height of a panel, of the space between two, and of the strip that shows waits.
     headroom_share : space above the highest memory, as a share of the panel's span.
-    shades : tints of a pixel column of which only some runs are recomputed.
     resident_share : where the bytes held during the whole step are more than this share of the peak, the picture starts
         above them.
     words_apart_px : least distance of the words at the peak from the budget's line.
@@ -40,7 +40,6 @@ class TimelineLayout:
     gap_px: int = 70
     strip_px: int = 5
     headroom_share: float = 0.16
-    shades: int = 4
     resident_share: float = 0.6
     words_apart_px: int = 14
     letter_px: float = 6.6
@@ -142,17 +141,14 @@ def _panel(c: Canvas, view: _View, track: Track, top: float, last: bool) -> None
     xs = [view.x(s) for s in starts] + [end]
     ys = [view.y(m, bottom) for m in most]
     if (with_away > most).any():
-        c.path(_area(xs, [view.y(m, bottom) for m in with_away], bottom, with_away > most), "away")
-    c.path(_area(xs, ys, bottom, np.ones(len(ys), np.bool_)), "area")
-    strip = [bottom - LAYOUT.strip_px] * len(ys)
-    for shares, heights, cls in ((share, ys, "again"), (waits, strip, "waits")):
-        shade = np.ceil(shares * LAYOUT.shades).astype(int)
-        for level in range(1, LAYOUT.shades + 1):
-            opacity = "" if level == LAYOUT.shades else f' fill-opacity="{level / LAYOUT.shades:g}"'
-            c.path(_area(xs, heights, bottom, shade == level), cls, opacity)
+        ends = [end if away else start for (start, end), away in zip(pairwise(xs), with_away > most, strict=True)]
+        c.path(_area(xs, [view.y(m, bottom) for m in with_away], bottom, ends), "away")
+    c.path(_area(xs, ys, bottom, xs[1:]), "area")
+    c.path(_area(xs, ys, bottom, _stripes(xs, share)), "again")
     if not view.floor and view.graph.resident_bytes:
         base = view.y(view.graph.resident_bytes, bottom)
         c.rect(LAYOUT.left_px, base, end - LAYOUT.left_px, bottom - base, "base")
+    c.path(_area(xs, [bottom - LAYOUT.strip_px] * len(ys), bottom, _stripes(xs, waits)), "waits")
     c.path(_outline(xs, ys), "edge")
     c.line(LAYOUT.left_px, bottom, right, bottom, "axis")
     _heading(c, track, top)
@@ -230,22 +226,32 @@ def _legend(c: Canvas, view: _View, y: float) -> None:
         x += 18 + LAYOUT.letter_px * len(words) + 22
 
 
-def _area(xs: list[float], ys: list[float], bottom: float, chosen: np.ndarray) -> str:
-    """Path data of the chosen columns, filled down to `bottom`; neighbours join."""
+def _stripes(xs: list[float], shares: np.ndarray) -> list[float]:
+    """Where the stripe of each column ends that begins at its left edge and takes its share of the width.
+
+    A stripe is never tinted, since over the blue area a tint of orange is grey. One narrower than a pixel and than its column
+    is drawn together with the next one.
+    """
+    ends, width = [], 1.0  # so that a single narrow stripe is drawn
+    for (start, end), share in zip(pairwise(xs), shares, strict=True):
+        width += share * (end - start)
+        drawn = min(width, end - start) if share and width >= min(1.0, end - start) else 0.0
+        width -= drawn
+        ends.append(end if drawn == end - start else start + drawn)
+    return ends
+
+
+def _area(xs: list[float], ys: list[float], bottom: float, ends: list[float]) -> str:
+    """Path data of columns, each filled from its left edge to its end and down to `bottom`; neighbours join."""
     out: list[str] = []
-    i = 0
-    while i < len(ys):
-        if not chosen[i]:
-            i += 1
-            continue
-        j = i
-        out.append(f"M{n(xs[i])} {n(bottom)}")
-        while j < len(ys) and chosen[j]:
-            out.append(f"V{n(ys[j])}H{n(xs[j + 1])}")
-            j += 1
-        out.append(f"V{n(bottom)}Z")
-        i = j
-    return "".join(out)
+    last = None
+    for x, y, end in zip(xs, ys, ends, strict=False):
+        if end > x:
+            if x != last:
+                out.append(f"{f'V{n(bottom)}Z' if out else ''}M{n(x)} {n(bottom)}")
+            out.append(f"V{n(y)}H{n(end)}")
+            last = end
+    return "".join(out) + (f"V{n(bottom)}Z" if out else "")
 
 
 def _outline(xs: list[float], ys: list[float]) -> str:

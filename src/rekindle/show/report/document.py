@@ -11,16 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from ...explain import holding
+from ...compiling import SAVES
+from ...explain import explain, holding
 from ...explain.holding import RESIDENT, holders
 from ...explain.loss import loss_ops
 from ...explain.modules import folded_paths, paths_pattern
 from ...explain.rows import forward_tree
+from ...explain.words import REWRITTEN
 from ...model import rewriting_words, verdict
 from ...model.graph import Graph
 from ...model.op_names import does
 from ...model.plan import Plan
 from ...model.schedule import Schedule
+from ...parts.explaining import explain_parts
 from ...parts.plan import PartsPlan
 from ...printed import name
 from ...saying.shares import COST_WORDS, percent
@@ -61,7 +64,7 @@ def of_plan(plan: Plan | PartsPlan, curves: Sequence[Sequence[Point]]) -> dict[s
     ]
     return {
         "title": name(plan.module_name if plan.kind == "parts" else plan.graph.name), "verdict": plan.sentence, "parts": parts,
-        "strings": strings.texts, **({"facts": _facts_of_parts(plan)} if plan.kind == "parts" else {}),
+        "strings": strings.texts, **({"whole": _whole(plan)} if plan.kind == "parts" else {}),
     }  # fmt: skip
 
 
@@ -84,7 +87,7 @@ def _part(plan: Plan, curve: Sequence[Point], strings: Strings, title: str) -> d
     held = [MemoryByPart.of(graph, s) for s in schedules]
     waits = [run_ends(graph, s, h.lives.judged, time.weights)[1] for s, h in zip(schedules, held, strict=True)]
     return {
-        "title": title, "sentence": plan.sentence, "facts": _facts(plan), "claims": _claims(plan),
+        "title": title, "facts": _facts(plan), "claims": _claims(plan),
         "resident": graph.resident_bytes, "budget": plan.limit, "bound": plan.bound_bytes, "peak": plan.peak_bytes,
         "plainPeak": plan.baseline_peak_bytes, "overhead": plan.overhead, "gap": plan.gap,
         "least": plan.least_overhead, "isBudget": plan.goal.is_budget, "verified": plan.verified,
@@ -92,6 +95,7 @@ def _part(plan: Plan, curve: Sequence[Point], strings: Strings, title: str) -> d
         "ops": _ops(graph, time, strings),
         "tracks": [_track(*x) for x in zip(("plain", "planned"), held, waits, strict=True)],
         "holders": [_holders(graph, h, patterns, strings) for h in held],
+        "remarks": [x for x in explain(plan).remarks if not x.startswith(REWRITTEN)],
         "recomputed": _recomputed(plan, time, patterns, strings),
         "curve": [_point(p) for p in curve], "copies": plan.schedule.moves,
         "curveStep": "" if plan.rewriting is None else "captured" if any(p.captured for p in curve) else "rewritten",
@@ -119,13 +123,23 @@ def _facts(plan: Plan) -> list[list[str]]:
     ]
 
 
-def _facts_of_parts(plan: PartsPlan) -> list[list[str]]:
-    plain = "not measured" if plan.baseline_peak_bytes is None else format_bytes(plan.baseline_peak_bytes)
-    return [
-        ["peak of the step", plain, format_bytes(plan.peak_bytes)],
-        ["of which held all step", "", format_bytes(plan.resident_bytes)],
-        [f"extra {COST_WORDS[plan.cost]}, at most", "", percent(plan.overhead)],
-    ]
+def _whole(plan: PartsPlan) -> dict[str, Any]:
+    """The figures of the whole step, and a row for parts that run in the same way, as `explain` has it."""
+    return {
+        "peak": plan.peak_bytes, "plainPeak": plan.baseline_peak_bytes, "resident": plan.resident_bytes,
+        "overhead": plan.overhead, "least": plan.least_overhead if plan.goal.is_budget else None,
+        "costWords": COST_WORDS[plan.cost], "compiled": plan.trace_options.compile is not None, "away": sum(plan.host_blocks),
+        "saves": [
+            [f"saves {x}", SAVES[x]] for x in dict.fromkeys(p.compiled.saves for p in plan.parts if p.compiled is not None)
+        ],
+        "ways": [
+            {
+                "pattern": name(r.pattern), "kind": name(r.kind), "count": r.count, "kept": r.kept_bytes,
+                "plain": r.plain_kept_bytes, "moved": r.moved_bytes, "recomputed": r.recomputed_bytes, "added": r.added_seconds,
+            }
+            for r in explain_parts(plan).rows
+        ],
+    }  # fmt: skip
 
 
 def _claims(plan: Plan) -> list[list[str]]:

@@ -34,6 +34,9 @@ function fill(element, options, children) {
   return element;
 }
 
+/** A colour of the legend, and its words. */
+const swatch = (key, words) => el("span", {}, el("i", { class: `swatch ${key}` }), words);
+
 /** 1536 -> "1.5 KiB". */
 function bytes(n) {
   for (const unit of ["B", "KiB", "MiB", "GiB"]) {
@@ -70,6 +73,9 @@ function percent(x) {
   const shown = (100 * x).toFixed(1);
   return `${x >= 0 || shown === "-0.0" ? "+" : ""}${shown === "-0.0" ? "0.0" : shown} %`;
 }
+
+/** 0.1234 -> "12.3 %". */
+const share = (x) => `${(100 * x).toFixed(1)} %`;
 
 /** A share that was proven from below, never rounded up: 0.1299 -> "+12.9 %". As `percent_down` in shares.py. */
 const percentDown = (x) => percent(Math.floor(x * 1000 + 1e-6) / 1000);

@@ -1,6 +1,7 @@
 // Memory against extra time: the points of the curve, and the figures of the one that is chosen.
 
 // Points of a larger cost than can be shown stand at the upper edge, hollow.
+const PLAIN_PX = 75; // width of the words at the plain step
 const CURVE = { left: 58, right: 18, top: 30, bottom: 46, height: 300 };
 
 /** The plan and the points of its curve whose certificates were verified: only their bounds hold, and only for plans of the
@@ -107,9 +108,11 @@ class Curve {
       );
     }
     const plain = [round(this.x(plainPeak)), round(this.y(0))];
+    const beside = this.points.findIndex((p) => this.x(p.peak) < plain[0] - PLAIN_PX); // the words stand above the curve
+    const above = this.points.slice(0, beside < 0 ? undefined : beside + 1).map((p) => this.y(p.overhead));
+    const words = { class: "tick halo", x: plain[0], y: round(Math.min(plain[1], ...above)) - 11, "text-anchor": "end" };
     found.push(
-      svg("circle", { class: "plain", cx: plain[0], cy: plain[1], r: 5 }),
-      svg("text", { class: "tick halo", x: plain[0], y: plain[1] - 11, "text-anchor": "end" }, "baseline"),
+      svg("circle", { class: "plain", cx: plain[0], cy: plain[1], r: 5 }), svg("text", words, "baseline"),
     );
     this.points.forEach((p, i) => found.push(this.mark(i, p.peak, p.overhead)));
     found.push(this.mark(null, peak, overhead));

@@ -47,8 +47,8 @@ class Holders {
       const button = el("button", { type: "button", onclick: () => this.open(n) }, name);
       return i ? el("span", {}, " › ", button) : button;
     });
-    const share = ` ${bytes(node.bytes)} in ${node.count.toLocaleString("en")} value${node.count === 1 ? "" : "s"}`;
-    this.trail.replaceChildren(...steps, share);
+    const held = ` ${bytes(node.bytes)} in ${node.count.toLocaleString("en")} value${node.count === 1 ? "" : "s"}`;
+    this.trail.replaceChildren(...steps, held);
     this.draw();
   }
 
@@ -98,7 +98,7 @@ class Holders {
     const parts = [...node.parts].map(([key, size]) => [PART_WORDS[key], bytes(size)]);
     return [
       ["module", node.row?.module ?? ""], ["what", node.row && node.row.what !== node.name ? node.row.what : ""],
-      ["bytes", `${bytes(node.bytes)}, ${((100 * node.bytes) / total).toFixed(1)} % of the picture`],
+      ["bytes", `${bytes(node.bytes)}, ${share(node.bytes / total)} of the picture`],
       ["values", node.count > 1 ? node.count.toLocaleString("en") : ""], ...parts,
     ];
   }
@@ -112,7 +112,7 @@ const corner = (element) => {
 function largest(rows, total) {
   const lines = rows.slice(0, LARGEST).map(([module, does, shape, part, isWorkspace, count, size]) => [
     what(text(module), isWorkspace ? `workspace of ${text(does)}` : text(does)), text(shape), PART_WORDS[PARTS[part]],
-    count.toLocaleString("en"), bytes(size), `${((100 * size) / total).toFixed(1)} %`,
+    count.toLocaleString("en"), bytes(size), share(size / total),
   ]);
   const columns = ["made by", "shape", "why it is held", "values", "bytes", "share"];
   return table(columns, lines, { caption: "Largest holders", numbers: 3, minor: ["shape", "why it is held", "values"] });

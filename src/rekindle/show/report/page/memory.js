@@ -25,7 +25,7 @@ class MemoryChart {
   }
 
   legend() {
-    const item = (key, words = PART_WORDS[key]) => el("span", {}, el("i", { class: `swatch ${key}` }), words);
+    const item = (key, words = PART_WORDS[key]) => swatch(key, words);
     const moves = this.tracks.some((track) => track.withAway);
     const shown = LAYERS.filter((key) => (key === "resident" ? this.part.resident > 0 : key !== "fetched" || moves));
     return el(
@@ -140,7 +140,7 @@ class MemoryChart {
       }
       group.append(svg("path", { class: "edge", d: line(track.total) }));
     }
-    group.append(this.strip("again", again, bottom), this.strip("waits", waits, bottom), ...limits(this, index), ...panelWords(this, track, index));
+    group.append(this.strip("again", again, bottom), this.strip("waits", waits, bottom), ...panelWords(this, track, index));
     return group;
   }
 

@@ -24,6 +24,10 @@ const WORDS = {
     "between two runs.",
   certificate: "Proven for every possible schedule of this step, not only for those that the search looked at.",
   unverified: "As the plan's file says. It could not be proven again in short time: nothing in it is verified.",
+  ways: (compiled) =>
+    `Bytes that the parts of a line together keep from forward for backward. The frame is what they keep ` +
+    `${compiled ? "compiled without a plan" : "in the plain step"}: backward makes again what a bar lacks of it.`,
+  part: "One part by itself, with its parameters, gradients and inputs.",
   partCurve:
     " A part is also chosen for what it holds between its forward and its backward, which this curve does not show.",
 };
@@ -35,23 +39,23 @@ function section(title, words, ...content) {
 function figure(label, value, note) {
   return el(
     "div", { class: "tile-figure" },
-    el("span", { class: "label" }, label), el("strong", {}, value), el("span", { class: "soft" }, note),
+    el("span", { class: "label" }, label), el("strong", {}, value), el("span", { class: "soft" }, unbroken(note)),
   );
 }
 
 function figures(part) {
   const { peak, plainPeak, overhead, bound, gap, verified, isBudget } = part;
-  const saved = plainPeak ? 100 * (1 - peak / plainPeak) : 0;
   const least = percentDown(part.least);
+  const what = part.title ? "part" : "step";
   const claim = isBudget ? `${verified ? "proven" : "its file says"}: at least ${least}` : "of the baseline's";
   const price = part.cost === "seconds" && part.unit !== "seconds" ? "no op has seconds" : claim;
-  const proof = verified ? "" : "not verified, ";
+  const step = rewritten(part) ? " for the rewritten step" : "";
   return el(
     "div", { class: "figures" },
-    figure("peak of the step", bytes(peak), `baseline ${bytes(plainPeak)}`),
-    figure("memory saved", bytes(plainPeak - peak), `${saved.toFixed(1)} % of the baseline's peak`),
+    figure(`peak of the ${what}`, bytes(peak), `baseline ${bytes(plainPeak)}`),
+    figure("memory saved", bytes(plainPeak - peak), `${share(1 - peak / (plainPeak || peak || 1))} of the baseline's peak`),
     figure(`extra ${part.costWords}`, percent(overhead), price),
-    figure(verified ? "certified" : "bound, as its file says", bytes(bound), `${proof}${(100 * gap).toFixed(1)} % below the plan's peak`),
+    figure("no plan this cheap below", bytes(bound), `${verified ? "certified" : "its file says, not verified"}${step}, ${share(gap)} below the peak`),
   );
 }
 
@@ -68,7 +72,7 @@ function sections(part) {
   const made = el("details", {}, el("summary", {}, "How this plan was made"), table(["", ""], part.made));
   return [
     section("Memory over time", WORDS.memory, new MemoryChart(part).element),
-    section("Held at the peak", WORDS.holders, new Holders(part).element),
+    section("Held at the peak", WORDS.holders, el("p", {}, unbroken(part.remarks.join(" "))), new Holders(part).element),
     curveSection(part),
     ...(rewritten(part) ? [section("Rewritten", WORDS.rewriting, claimsList(part.rewriting))] : []),
     section("Recomputed", WORDS.recomputed, recomputedTable(part)),
@@ -77,12 +81,51 @@ function sections(part) {
   ];
 }
 
+/** The figures of a model that is planned in parts. */
+function figuresOfParts({ peak, plainPeak, resident, overhead, least, costWords, compiled, away }) {
+  const beside = compiled ? "over the fastest compiled parts" : "of the plain parts'";
+  const [saved, plain] = plainPeak === null ? [null, "not measured"] : [bytes(plainPeak - peak), bytes(plainPeak)];
+  return el(
+    "div", { class: "figures" },
+    figure("peak of the step", bytes(peak), `plain ${plain}; ${bytes(resident)} held all step`),
+    saved && figure("memory saved", saved, `${share(1 - peak / plainPeak)} of the plain peak`),
+    away ? figure("copied to the host", bytes(away), "in each step") : null,
+    figure(`extra ${costWords}, at most`, percent(overhead), beside),
+    least === null ? null : figure(`least extra ${costWords}`, percentDown(least), "certified, among the parts' ways"),
+  );
+}
+
+/** What parts keep for backward: one bar for each way in which parts run. */
+function waysSection({ ways, compiled, saves }) {
+  const moves = ways.some((way) => way.moved);
+  const widest = Math.max(1, ...ways.map((way) => Math.max(way.plain, way.kept + way.moved)));
+  const bar = ({ plain, kept, moved }) => {
+    const words = `keeps ${bytes(kept)} of ${bytes(plain)}${moved ? `, ${bytes(moved)} on the host` : ""}`;
+    const frame = { class: "way", viewBox: `0 0 ${widest} 14`, preserveAspectRatio: "none", role: "img", "aria-label": words };
+    const piece = (cls, x, width) => (width ? svg("rect", { class: cls, x, width, height: 14 }) : null);
+    return svg("svg", frame, svg("title", {}, words), piece("fill saved", 0, kept), piece("fill away", kept, moved), piece("gone", 0, plain));
+  };
+  const before = compiled ? "as compiled" : "plain";
+  const sizes = { [before]: "plain", kept: "kept", "on the host": "moved", recomputed: "recomputed" };
+  const shown = Object.entries(sizes).filter(([, key]) => ways.some((way) => way[key]));
+  const rows = ways.map((way) => [
+    what(way.pattern, way.kind), bar(way), way.count.toLocaleString("en"),
+    ...shown.map(([, key]) => (way[key] ? bytes(way[key]) : "–")), way.added ? time(way.added, "seconds") : "–",
+  ]);
+  const colours = [swatch("saved", "kept on the device"), swatch("away", "on the host alone")];
+  const options = { numbers: shown.length + 2, minor: ["×", before, "recomputed"] };
+  return section(
+    "Parts", WORDS.ways(compiled), moves ? el("p", { class: "legend" }, ...colours) : null,
+    table(["parts", "bytes", "×", ...shown.map(([head]) => head), "adds"], rows, options), claimsList(saves),
+  );
+}
+
 /** One part of a model, which is drawn when it is opened. */
 function block(part, index) {
   const content = el("div", {});
   const draw = () => {
     if (!whole.open || content.children.length) return;
-    content.append(el("p", { class: "verdict" }, unbroken(part.sentence)), figures(part), ...sections(part));
+    content.append(el("p", { class: "soft" }, WORDS.part), figures(part), ...sections(part));
   };
   const whole = el("details", { class: "part", ontoggle: draw }, el("summary", {}, part.title), content);
   whole.open = index === 0;
@@ -96,8 +139,8 @@ function build() {
     el("h1", {}, data.title),
     el("p", { class: "verdict" }, unbroken(data.verdict)),
   );
-  const content = data.facts
-    ? [section("Figures", "", factsTable(data.facts)), ...data.parts.map(block)]
+  const content = data.whole
+    ? [figuresOfParts(data.whole), waysSection(data.whole), ...data.parts.map(block)]
     : [figures(data.parts[0]), ...sections(data.parts[0])];
   document.getElementById("report").replaceChildren(heading, ...content);
 }

@@ -2,6 +2,7 @@
 
 const SHARE_OF = { seconds: "time", flops: "FLOPs", unit: "runs" }; // where it is not what the plan counts
 const FIRST_ROWS = 12; // of a long table, before it is opened
+const LONGEST_WORD = 14; // letters that a line of a cell holds on a phone
 
 /** A table. `numbers` of its last columns are aligned to the right; `minor` columns are left out on a phone; a cell may be
  * an element. */
@@ -50,7 +51,16 @@ function recomputedTable(part) {
 
 /** A cell with the module, and the operator after or below it. */
 function what(module, operator) {
-  return module ? el("span", { class: "what" }, `${module} `, el("span", { class: "soft" }, operator)) : operator;
+  const soft = el("span", { class: "soft" }, ...pieces(operator));
+  return module ? el("span", { class: "what" }, ...pieces(module), " ", soft) : el("span", {}, ...pieces(operator));
+}
+
+/** A name that breaks into lines only after points and blanks, and long words also after underscores and before capitals. */
+function pieces(name) {
+  const cut = (word) => (word.length > LONGEST_WORD ? word.split(/(?<=_)|(?<=[a-z])(?=[A-Z])/) : [word]);
+  const whole = (word) => (word.length > LONGEST_WORD ? word : el("span", { class: "whole" }, word));
+  const words = name.length > LONGEST_WORD ? name.split(/(?<=[. ])(?=.{4})/) : [name];
+  return words.flatMap(cut).flatMap((word) => [whole(word), el("wbr")]);
 }
 
 /** From when to when, as shares of the step: a bar. */
