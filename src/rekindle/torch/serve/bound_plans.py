@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
+from ...model.graph import Graph
+from ...model.judge import simulate
+from ...model.plan import Plan
 from ..run.bound import BoundPlan
 from ..situation.module_call import Key, ModuleCall
 from ..situation.numbers import Place, numbers_in, replaced
@@ -106,3 +109,14 @@ def _key_with(places: tuple[Place, ...], call: ModuleCall) -> Key:
     """The key of the call with the types of the numbers at these places instead of the numbers."""
     given = numbers_in(call.spec)
     return replace(call, spec=replaced(call.spec, {p: type(given[p]) for p in places if p in given})).key
+
+
+def is_for_graph(plan: Plan, graph: Graph) -> bool:
+    """Whether the plan is for this graph of a captured step, whose module may hold other bytes during the step, and keeps its
+    budget there."""
+    budget = plan.goal.budget
+    if graph.hash != (plan.graph_hash if plan.rewriting is None else plan.rewriting.captured_hash):
+        return False
+    if budget is None or plan.rewriting is not None:
+        return budget is None or graph.with_resident(plan.activation_peak_bytes) <= budget
+    return simulate(replace(graph, link=plan.graph.link), plan.schedule, plan.cost).peak_bytes <= budget

@@ -18,8 +18,6 @@ from torch import nn
 from ... import allowance
 from ...ask import LeastMemory, PlanOptions
 from ...errors import InfeasibleBudget, ParityError, PlanMismatch, RekindleError, TraceError, UsageError
-from ...model.graph import Graph
-from ...model.judge import simulate
 from ...model.plan import Plan
 from ...planning.carrying import ANOTHER_GRAPH, CARRIED, RECEIVED, SEARCHED, Replanned
 from ...saying import notices
@@ -36,7 +34,7 @@ from ..situation.numbers import Place, name_of, read
 from ..tensors import tree
 from ..tensors.sharded import order_that_works, own_class, sharded_parameter
 from ..trace import Trace, known_options
-from .bound_plans import BoundPlans
+from .bound_plans import BoundPlans, is_for_graph
 from .changed_numbers import changed_numbers, matches, numbers_of
 from .lengths import Lengths, covers
 from .loaded_plan import LoadedPlan
@@ -323,7 +321,7 @@ class Replanner:
         """The plan of the same graph if there is one, else one carried over or searched; None: on_new_shape forbids it."""
         bound = (*self.plans.family(new.key), *self.plans)
         known = [*{id(p): p for p in (*(b.plan for b in bound), self.plan)}.values()]
-        same = next((p for p in known if _of_graph(p) == found.graph.hash and _keeps_goal(p, found.graph)), None)
+        same = next((p for p in known if is_for_graph(p, found.graph)), None)
         if same is not None:
             return Replanned(same, SAME)
         if self.on_new_shape != "plan":
@@ -389,16 +387,3 @@ class Replanner:
     def say(self, line: str) -> None:
         """One line of news, on stderr unless the user asked for silence."""
         notices.say(line, aloud=self._options.progress is not False)
-
-
-def _of_graph(plan: Plan) -> str:
-    """The hash of the graph of the captured step that the plan is for."""
-    return plan.graph_hash if plan.rewriting is None else plan.rewriting.captured_hash
-
-
-def _keeps_goal(plan: Plan, graph: Graph) -> bool:
-    """Whether the plan keeps its budget for this captured step, whose module may hold other bytes during the step."""
-    budget = plan.goal.budget
-    if budget is None or plan.rewriting is not None:
-        return budget is None or graph.with_resident(plan.activation_peak_bytes) <= budget
-    return simulate(replace(graph, link=plan.graph.link), plan.schedule, plan.cost).peak_bytes <= budget
