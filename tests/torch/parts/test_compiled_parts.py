@@ -33,6 +33,12 @@ from rekindle.torch.ways.compiled_ways import compiled_ways
 QUIET: dict[str, Any] = {"progress": False}
 
 
+@pytest.fixture(autouse=True)
+def every_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sentences name all reasons, and not as many as fit a line."""
+    monkeypatch.setattr("rekindle.torch.parts.words.LINE_MOST", 10_000)
+
+
 class Block(nn.Module):
     """A feed-forward block."""
 
