@@ -76,7 +76,7 @@ def offer_words(offer: tuple[int, float] | None, goal: Goal, step: HoldsResident
 
 
 def cost_claim(plan: Plan) -> str:
-    """The proven bound on the extra cost of plans within the budget: "proven: at least +8.0 %"; "" where it is 0 and verified."""
+    """The proven bound on the extra cost of plans within the budget: "proven: at least +8.0 %"; "" for a verified 0."""
     if plan.status == "optimal":
         return f"proven the least{_of(plan)}" if plan.verified else f"its file says the least{_of(plan)}: not verified"
     if plan.least_overhead < LEAST_SAID:
