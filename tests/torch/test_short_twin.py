@@ -28,6 +28,11 @@ def test_a_plan_stays_in_use_through_what_leaves_the_step_as_it_is() -> None:
     assert pair.planned_steps >= len(same)
 
 
+def test_a_class_whose_forward_an_instance_overrides_is_watched_too() -> None:
+    """A function in the place of the submodule's forward calls its class's, which another one replaces."""
+    twin.replay("Blocks", {"max_overhead": 0.5}, [("lora", 47), ("patch_submodule", 59), ("patch_class", 55)])
+
+
 def test_the_comparison_sees_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     def only_the_planned_one(p: twin.Pair, k: int) -> None:
         next(p.both[1].parameters()).data[0, 0] += 2.0**-20

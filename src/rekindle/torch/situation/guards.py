@@ -123,6 +123,9 @@ class ModuleState:
         of_instance -= {"forward"} if is_root else set()  # the planned forward stands there
         for k in ({"forward", *(names or ())}) - of_instance - _OF_TORCH - {"*"}:
             self.keys[prefix + k] = self._of_class(own_class(m), k)
+        for k in ({"forward", *(names or ())} & of_instance) - _OF_TORCH - {"*"}:
+            if hasattr(own_class(m), k):  # a function that stands in its place may call it
+                self.keys[f"{prefix}{k} of its class"] = self._of_class(own_class(m), k)
 
     def _of_class(self, kind: type, k: str) -> Key:
         if (kind, k) not in self._classes:
