@@ -98,7 +98,8 @@ def test_the_tile_says_what_is_certified(chromium: Any, tmp_path: Path, width: i
 
 
 def test_compiled_and_copied_ways_have_their_pictures(chromium: Any, tmp_path: Path, width: int) -> None:
-    """A bar is as wide as the bytes kept on the device and on the host, inside the frame of those kept without a plan."""
+    """The bar of a way is as wide as the bytes that it keeps on the device and on the host; its frame, as those that the part
+    keeps without a plan."""
     compiled = CompiledPart("costly", held_bytes=30 * PAGE, min_cut_bytes=40 * PAGE, extra_seconds=1e-3)
     parts = (Part("a", compiled=compiled, offloaded=Offloaded(20 * PAGE)), Part("b", compiled=compiled))
     plan = PartsPlan(

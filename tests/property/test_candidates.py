@@ -70,5 +70,5 @@ def test_a_thinned_frontier_keeps_both_ends_and_is_even(peaks: set[int], most: i
         assert left == kept
     else:  # each place of an even spread has its nearest one
         logs = np.log([max(1, s.judged.peak_bytes) for s in kept])
-        for at in np.linspace(logs[0], logs[-1], most)[1:-1]:
-            assert kept[int(np.abs(logs - at).argmin())] in left
+        for at in np.linspace(logs[0], logs[-1], most):
+            assert min(np.abs(logs[[kept.index(s) for s in left]] - at)) == min(np.abs(logs - at))

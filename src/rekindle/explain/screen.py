@@ -181,7 +181,7 @@ def added(r: Row, rows: Sequence[Row]) -> float:
 
 
 def any_moved(rows: Sequence[Any]) -> bool:
-    """Whether the plan of these rows copies values to the host. rows : as in `table_unit`."""
+    """Whether a row says that the plan copies values to the host. rows : as in `table_unit`."""
     return any(getattr(r, "moved_bytes", 0) for r in rows)
 
 

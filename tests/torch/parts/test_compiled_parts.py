@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,11 @@ from rekindle.torch.ways.compiled_ways import compiled_ways
 QUIET: dict[str, Any] = {"progress": False}
 
 
-@pytest.fixture(autouse=True)
-def every_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sentences name all reasons, and not as many as fit a line."""
-    monkeypatch.setattr("rekindle.torch.parts.words.LINE_MOST", 10_000)
+@pytest.fixture
+def reasons(caplog: pytest.LogCaptureFixture) -> Callable[[PartsPlan], str]:
+    """The reasons why parts run plain: those in the sentence of a plan, and those in the log that it has no room for."""
+    caplog.set_level("INFO", logger="rekindle")
+    return lambda plan: plan.sentence + caplog.text
 
 
 class Block(nn.Module):
@@ -318,19 +320,19 @@ def wrong_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage, "_compiled", {})
 
 
-def test_a_way_with_other_gradients_is_not_offered(wrong_way: None) -> None:
+def test_a_way_with_other_gradients_is_not_offered(wrong_way: None, reasons: Callable[[PartsPlan], str]) -> None:
     model, x = net(depth=5)
     plan = rekindle.checkpoint(model, x, 1.0, compile=True, effort="quick", **QUIET).forward.plan
-    assert 'blocks.1 in its way "inputs" (its numbers are' in plan.sentence
+    assert 'blocks.1 in its way "inputs" (its numbers are' in reasons(plan)
     assert all(p.compiled is None or p.compiled.saves != "inputs" for p in plan.parts)
 
 
-def test_a_part_that_cannot_be_compiled_runs_as_it_is() -> None:
+def test_a_part_that_cannot_be_compiled_runs_as_it_is(reasons: Callable[[PartsPlan], str]) -> None:
     model, x = net(depth=2)
     model.blocks.append(Breaks(32, 0.0))
     model.blocks.append(Breaks(32, 0.0))
     plan = rekindle.checkpoint(model, x, 0.1, compile=True, effort="quick", or_least=True, **QUIET).forward.plan
-    assert "Breaks (torch.compile fails" in plan.sentence
+    assert "Breaks (torch.compile fails" in reasons(plan)
     assert [p.path for p in plan.parts] == ["blocks.0", "blocks.1"]
 
 
@@ -365,7 +367,9 @@ def test_a_model_without_numbers_is_refused() -> None:
         rekindle.checkpoint(model, torch.randn(16, 32, 32, device="meta"), 0.5, compile=True, **QUIET)
 
 
-def test_hooks_and_forwards_of_their_own_run_uncompiled(half: tuple[Net, torch.Tensor]) -> None:
+def test_hooks_and_forwards_of_their_own_run_uncompiled(
+    half: tuple[Net, torch.Tensor], reasons: Callable[[PartsPlan], str]
+) -> None:
     """Equal parts share code, which runs neither."""
     model, x = copy.deepcopy(half[0]), half[1]
     twin = net()[0]
@@ -377,8 +381,8 @@ def test_hooks_and_forwards_of_their_own_run_uncompiled(half: tuple[Net, torch.T
         assert apart(model, twin, x) < 1e-5
     assert len(ran) == 6
     plan = rekindle.checkpoint(twin, x, 1.0, compile=True, effort="quick", **QUIET).forward.plan
-    assert "Block (has hooks on its submodules)" in plan.sentence
-    assert "Block (has a forward of its own)" in plan.sentence
+    assert "Block (has hooks on its submodules)" in reasons(plan)
+    assert "Block (has a forward of its own)" in reasons(plan)
 
 
 def test_parts_are_equal_where_all_is_that_forward_reads() -> None:

@@ -26,7 +26,8 @@ def test_nothing_stays_alive_after_a_step(pair: Any) -> None:
     _, planned, x = pair
     for p in planned.parameters():
         p.grad = torch.zeros_like(p)
-    planned(x).square().mean().backward()  # the first step of a copied module takes its host memory
+    if planned.forward.plan.schedule.moves:  # the first step of a copied module takes its host memory
+        planned(x).square().mean().backward()
     gc.disable()  # no collection may be needed
     try:
         for drop in (False, True):

@@ -162,7 +162,7 @@ class PlannedBatches:
 
     @staticmethod
     def _asked(traced: Trace, options: PlanOptions) -> tuple[Graph, dict[str, Any]]:
-        """(the graph that is planned, what else the planner is told of it)."""
+        """(the graph of the trace with its link to the host, the other arguments of `plan_graph` and `carried_plan`)."""
         return with_link(traced, options), {"finish": stages.finish(traced.lowered), "bookkeeping": bookkeeping(traced)}
 
     def trace(self, batch: int) -> Trace:

@@ -107,11 +107,6 @@ class Choices:
         """The choices of the ways that copy nothing to the host."""
         return replace(self, ways=[[w for w in found if w.offloaded is None] for found in self.ways])
 
-    @property
-    def copies(self) -> bool:
-        """Whether some way copies to the host."""
-        return any(w.offloaded is not None for found in self.ways for w in found)
-
     def min_cut(self) -> tuple[int, ...]:
         """Every part compiled as it is, where parts are compiled: their first way."""
         return tuple(0 for _ in self.units)
@@ -153,7 +148,7 @@ class Choices:
         """Inside, the parts run by these ways. Gives (forward, numbers of its module's units, those units) for each module,
         open modules included."""
         step, forwards = self.step(), []
-        copying = self._copying(chosen)
+        copying = self._copying(step, chosen)
         with contextlib.ExitStack() as stack:
             for numbers in self.by_module():
                 if not step.runs(numbers[0], chosen):
@@ -166,11 +161,11 @@ class Choices:
                 forwards.append((forward, numbers, [self.units[u] for u in numbers]))
             yield forwards
 
-    def _copying(self, chosen: Chosen) -> dict[int, PartCopies]:
+    def _copying(self, step: Step, chosen: Chosen) -> dict[int, PartCopies]:
         """What copies for each unit; {} where none copies. The blocks of host memory are there."""
         ways = [found[c] for found, c in zip(self.ways, chosen, strict=True)]
         blocks = [
-            w.offloaded.bytes for i, w in enumerate(ways) if w.offloaded is not None and self.step().runs(i, chosen)
+            w.offloaded.bytes for i, w in enumerate(ways) if w.offloaded is not None and step.runs(i, chosen)
             for _ in range(max(self.units[i].calls, 1))
         ]  # fmt: skip
         if not blocks or self.pool is None:

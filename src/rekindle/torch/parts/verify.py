@@ -59,7 +59,7 @@ def verify(
     ------
     UsageError : there is no plan, or no result that requires grad, or the model has no numbers (on the meta device).
     PlanMismatch : the plan is not for calls with this sample.
-    RekindleError : a step fails; the message gives the error of the module, which is its cause.
+    RekindleError : a step fails; the message gives the error of the module, which is its cause, or `met` of a TraceError.
     """
     accept.process("verify")
     flag("count_flops", count_flops)

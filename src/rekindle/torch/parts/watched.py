@@ -69,7 +69,7 @@ class Watched:
 
     @contextlib.contextmanager
     def watching(self, applied: Sequence[tuple[Forward, Sequence[int], Sequence[Unit]]]) -> Iterator[None]:
-        """Inside, calls of these forwards are noted.
+        """Inside, each call of one of these forwards is added to `calls`, and marks when it begins and ends.
 
         applied : (forward, numbers of its module's units, those units), as `Choices.applied` gives them.
         """
@@ -132,7 +132,7 @@ class Watched:
             nodes = {t.grad_fn for t in tree.tensors_in(result) if t.grad_fn is not None} - around
             # A node of our own around an input would add up the gradients of the input's uses before eager does.
             last = _before(nodes, around)
-            left: set[int] = set()  # ids of those of them that have not run
+            left: set[int] = set()  # ids of the nodes of `last` that have not run
 
             def begins(_: Any) -> None:
                 if last:

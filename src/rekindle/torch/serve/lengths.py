@@ -134,7 +134,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class _Family:
-    """Steps that differ in some sizes. places : (tensor, dimension) where each of these sizes stands first."""
+    """Captured steps whose inputs differ in a few sizes. places : for each of the sizes, the first (tensor, dimension) of it."""
 
     places: tuple[tuple[int, int], ...]
     known: list[CapturedStep]

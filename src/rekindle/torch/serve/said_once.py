@@ -84,9 +84,9 @@ class NewShapes:
         )
 
     def news(self, shapes: Any, line: str) -> str:
-        """Note that a plan was made for a call of these shapes, of which `line` tells.
+        """Note that a plan was made for a call of these shapes. line : says so.
 
-        Returns that line for the first shape, a summary for shape number `SHAPES_BEFORE_SUMMARY`, and else "".
+        Returns `line` for the first shape, a summary for shape number `SHAPES_BEFORE_SUMMARY`, and else "".
         """
         if shapes in self._seen or len(self._seen) == SHAPES_BEFORE_SUMMARY:
             return ""
