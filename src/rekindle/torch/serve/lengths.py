@@ -134,7 +134,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class _Family:
-    """Captured steps whose inputs differ in a few sizes. places : for each of the sizes, the first (tensor, dimension) of it."""
+    """Captured steps whose inputs differ in a few sizes. places : of each such size, the first (tensor, dimension)."""
 
     places: tuple[tuple[int, int], ...]
     known: list[CapturedStep]
