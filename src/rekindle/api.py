@@ -125,9 +125,8 @@ def _plan_for(what: Trace | Graph, options: PlanOptions) -> Plan:
     with LOCK.planning(f"plans {what.module_name}", progress=options.progress):
         start = time.monotonic()
         found = make() if options.goal.budget is None else with_gradients_said(traced, make)
-        return replace(
-            found, solve_seconds=time.monotonic() - start
-        )  # of all steps that were planned, as rewritten too
+        # Of all steps that were planned, rewritten ones too.
+        return replace(found, solve_seconds=time.monotonic() - start)
 
 
 def replan_with(traced: Trace, options: PlanOptions, known: Sequence[Plan]) -> Replanned:
@@ -294,7 +293,7 @@ def checkpoint(
     sample : one batch, as the training loop calls the model with it: a tensor, a tuple of positional arguments or a dict of
         keyword arguments.
     budget : "8GiB", "512MB" or an int of bytes: the peak of the whole step, everything included. A float in (0, 1]: the
-        activation peak, as a fraction of the plain step's.
+        activation peak, as a fraction of the baseline's (see `plan`).
     max_overhead : least memory within this extra cost (0.1: 10 %).
     minimize : "memory": least memory at any cost.
     solver : a name that `rekindle solvers` lists; "auto" joins the best of them.

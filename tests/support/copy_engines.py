@@ -1,4 +1,4 @@
-"""Engines that copy late, slowly, out of order, or not at all."""
+"""Engines that copy late, slowly, out of order, or not at all, and the training that they should not change."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import torch
+from torch import nn
 
 from rekindle.torch.offload import away
 from rekindle.torch.offload.away import ThreadEngine
@@ -96,3 +97,17 @@ class FailingEngine(ThreadEngine):
         failed: Future[Any] = Future()
         failed.set_exception(OSError("the link is down"))
         return away.ThreadEvent(failed)
+
+
+def train(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """The losses of three steps by the mean square of the result, and the weights after them."""
+    losses = []
+    for _ in range(3):
+        loss = m(x).square().mean()
+        loss.backward()
+        losses.append(loss.detach())
+        with torch.no_grad():
+            for p in m.parameters():
+                p -= 0.1 * p.grad  # type: ignore[operator]
+                p.grad = None
+    return torch.stack([*losses, *(p.detach().square().sum() for p in m.parameters())])

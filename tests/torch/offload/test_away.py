@@ -15,7 +15,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 import rekindle
-from copy_engines import FailingEngine, LateEngine, ShuffledEngine, SlowEngine
+from copy_engines import FailingEngine, LateEngine, ShuffledEngine, SlowEngine, train
 from pairs import both, equal_gradients
 from rekindle import RekindleError
 from rekindle.structure.copying import Copying
@@ -53,19 +53,6 @@ def planned() -> tuple[nn.Module, nn.Module, torch.Tensor]:
 @pytest.fixture
 def twins() -> tuple[nn.Module, nn.Module, torch.Tensor]:
     return copy.deepcopy(planned())
-
-
-def train(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    losses = []
-    for _ in range(3):
-        loss = m(x).square().mean()
-        loss.backward()
-        losses.append(loss.detach())
-        with torch.no_grad():
-            for p in m.parameters():
-                p -= 0.1 * p.grad  # type: ignore[operator]
-                p.grad = None
-    return torch.stack([*losses, *(p.detach().square().sum() for p in m.parameters())])
 
 
 @pytest.mark.parametrize("engine", [LateEngine, SlowEngine, ShuffledEngine])

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import rekindle
-from copy_engines import FailingEngine, Late, LateEngine, ShuffledEngine, SlowEngine
+from copy_engines import FailingEngine, Late, LateEngine, ShuffledEngine, SlowEngine, train
 from pairs import both, equal_gradients
 from rekindle import RekindleError
 from rekindle.parts.plan import Offloaded
@@ -92,19 +92,6 @@ def pair() -> tuple[nn.Module, nn.Module, torch.Tensor]:
 
 def step(m: nn.Module, x: torch.Tensor) -> None:
     m(x).backward()
-
-
-def train(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    found = []
-    for _ in range(3):
-        loss = m(x)
-        loss.backward()
-        found.append(loss.detach())
-        with torch.no_grad():
-            for p in m.parameters():
-                p -= 0.1 * p.grad  # type: ignore[operator]
-                p.grad = None
-    return torch.stack([*found, *(p.detach().square().sum() for p in m.parameters())])
 
 
 def use(monkeypatch: pytest.MonkeyPatch, engine: Any) -> None:
@@ -374,6 +361,18 @@ def test_a_forked_process_waits_for_no_copy_of_its_parent(monkeypatch: pytest.Mo
     monkeypatch.undo()
     kept.sum().backward()
     assert torch.equal(x.grad, x.cos())  # type: ignore[arg-type]
+
+
+def test_a_forked_process_waits_for_no_block_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[int] = []
+    for process in (-1, os.getpid()):
+        pool = HostPool(CPU)
+        pool.give(away.Block(torch.empty(8, dtype=torch.uint8), Late(lambda p=process: waited.append(p))))
+        with monkeypatch.context() as m:
+            m.setattr(os, "getpid", lambda p=process: p)
+            del pool
+            gc.collect()
+    assert waited == [os.getpid()]
 
 
 def test_a_write_after_the_save_is_the_error_that_autograd_has() -> None:

@@ -147,7 +147,7 @@ class HostPool:
     """
 
     def __init__(self, device: torch.device):
-        self._device, self._lock = device, threading.Lock()
+        self._device, self._lock, self._process = device, threading.Lock(), os.getpid()
         self._idle: list[Block] = []
         self._total = 0
 
@@ -206,8 +206,9 @@ class HostPool:
             return made
 
     def __del__(self) -> None:
-        idle = [*self._idle]
-        once_over([b.last for b in idle], idle, lambda: None)
+        if self._process == os.getpid():  # after a fork, the copies are the parent's
+            idle = [*self._idle]
+            once_over([b.last for b in idle], idle, lambda: None)
 
     def _drop_idle(self) -> None:
         while self._idle:
@@ -253,11 +254,12 @@ def once_over(events: Iterable[Event | None], kept: Any, then: Callable[[], None
                 event.synchronize()
         then()
 
-    copier = engine_of(torch.device("cpu"))
-    if threading.current_thread().name.startswith(THREAD) and isinstance(copier, ThreadEngine):
-        copier.after(finish)  # Python's collector runs in any thread, and this one must not wait for itself
-    else:
+    if not threading.current_thread().name.startswith(THREAD):
         finish()
+        return
+    copier = engine_of(torch.device("cpu"))
+    assert isinstance(copier, ThreadEngine)
+    copier.after(finish)  # Python's collector runs in any thread, and this one must not wait for itself
 
 
 @dataclass
