@@ -22,10 +22,8 @@ from ..situation.module_call import Key, ModuleCall
 from ..trace import Trace
 from .pattern import Pattern, Sizes, alike
 
-STEPS_LEAST, WATCHED_LEAST = (
-    3,
-    2,
-)  # captured steps from which others follow; of them, steps that were seen running plainly
+STEPS_LEAST = 3  # captured steps from which others follow
+WATCHED_LEAST = 2  # of them, steps that must have been seen running plainly, op by op
 SIZES_MOST = 3  # that may vary at once: of a batch, of its sources and of its targets, say
 STEPS_MOST = 8  # captured steps that are kept, of all kinds of calls together; the oldest makes room. A guess
 
