@@ -17,7 +17,7 @@ import rekindle
 from changing_net import Config, Net, equal, pair, plans, silent, step
 from marks import every, sweep
 from rekindle import RekindleWarning
-from rekindle.torch.situation import module_paths
+from rekindle.torch.serve import unused
 
 
 # -- how it is called ------------------------------------------------------------------------------------------------------
@@ -243,9 +243,10 @@ def test_other_parameters_for_one_call() -> None:
     assert all(map(torch.equal, one, two))
 
 
-def test_a_plan_that_waits_for_its_first_step_makes_no_compiled_module_warn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_waits_for_its_first_step_makes_no_compiled_module_warn() -> None:
     """Torch warned of our hooks wherever another model ran compiled, as if they were the user's."""
-    monkeypatch.setattr(module_paths, "_open", 0)  # models of other tests may wait
+    for waiting, _ in [*unused._waiting.values()]:  # models of other tests
+        unused.used(waiting())
     planned, x = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)), torch.randn(3, 4)
     compiled = torch.compile(nn.Linear(4, 4), backend="eager")
     with warnings.catch_warnings(record=True) as told:
