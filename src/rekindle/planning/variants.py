@@ -28,8 +28,6 @@ log = logging.getLogger("rekindle")
 T = TypeVar("T")
 Steps = tuple[Rewrite, ...]  # the rewrites of a variant; () is the captured step
 CLOSE = "close"
-# Effort for the larger graphs of rewritten steps: the same plans in half the time, in most cases.
-_LESS = {"normal": "quick"}
 
 # When rewritten graphs are searched. All are guesses. The floor is the working set of the captured step's largest op.
 # No rewrite is looked for where tensors that must wait beside some op take this share of the floor.
@@ -280,9 +278,8 @@ class Choice:
             self._dear.add(steps)
         if goal is None or beside is not None and not self.may_beat(made, goal, beside, limit):
             return None
-        effort = _LESS.get(self.options.effort, self.options.effort)
         try:
-            found = self.family.plan(steps, replace(self.options, goal=goal, effort=effort))
+            found = self.family.plan(steps, replace(self.options, goal=goal))
         except UsageError:  # no plan within the overhead
             return None
         return beside_captured(found, rewriting, self.options)

@@ -120,7 +120,7 @@ def members(graph: Graph, effort: str, optimal: bool) -> tuple[str, ...]:
     thorough=True,
     joins=True,
     retry=_retry,
-    quick=proposals.small_plans,
+    quick=way_down.small_plans,
     known=recent.known_runs,
     members=members,
     copies=True,
