@@ -43,6 +43,8 @@ class Problem:
     whole : the whole frontier is wanted: a solver that finds it in one search yields all of it.
     coarse : with `whole`: as a first sweep finds it, without closer looks.
     interrupted : set once the user has asked for the best so far.
+    plain_bytes : the activation peak of which budgets are round shares, where the graph is a rewrite of a captured step; None:
+        the graph's own.
     link : how fast values are copied to the host and back, where schedules may do that; None: they may not. Only solvers that
         are `Solver.copies` look at it, and take the weights for seconds.
     """
@@ -60,6 +62,7 @@ class Problem:
     coarse: bool = False
     interrupted: threading.Event = field(default_factory=threading.Event)
     allowance: Allowance | None = None
+    plain_bytes: int | None = None
     link: Link | None = None
 
     @property

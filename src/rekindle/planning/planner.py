@@ -78,7 +78,7 @@ def plan_graph(
     if options.offload:
         how: dict[str, Any] = {"finish": finish, "bookkeeping": bookkeeping, "plain_bytes": plain_bytes}
         return _offloaded(options, solver, request, known, partial(plan_graph, graph, **how))
-    problem = _problem_of(graph, options, aim.limit, scorer.spare)
+    problem = _problem_of(scorer, options, aim.limit)
     problem = problem if interrupted is None else replace(problem, interrupted=interrupted)
     with problem.interruptible():
         announce(options.progress, f"searching for a plan of {len(graph.ops):,} ops")
@@ -151,7 +151,7 @@ def _offloaded(
             )
         return replace(without(stays, known=known), asked=options)
     memory = remembered.place("plan", scorer, options, solver) if known is None else None
-    problem = _problem_of(graph, options, aim.limit, scorer.spare)
+    problem = _problem_of(scorer, options, aim.limit)
     found = known or (_recalled(memory.recall(), scorer, aim, problem) if memory is not None else None)
     if found is not None:
         best = _judged(found, scorer, aim)
@@ -215,11 +215,12 @@ def _recalled(recalled: Sequence[Known], scorer: Scorer, aim: Aim, problem: Prob
     return None
 
 
-def _problem_of(graph: Graph, options: PlanOptions, limit: int | None, spare: int | None) -> Problem:
+def _problem_of(scorer: Scorer, options: PlanOptions, limit: int | None) -> Problem:
     """The problem that the solver is asked. Where results are held, it is a step that keeps them."""
-    if spare is None:
-        return make_problem(graph, options, limit)
-    return make_problem(keeping_results(graph), options, None if limit is None else limit - spare)
+    graph, spare = scorer.graph, scorer.spare
+    if spare is not None:
+        graph, limit = keeping_results(graph), None if limit is None else limit - spare
+    return replace(make_problem(graph, options, limit), plain_bytes=scorer.plain_bytes)
 
 
 def make_problem(graph: Graph, options: PlanOptions, limit: int | None) -> Problem:

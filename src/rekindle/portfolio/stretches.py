@@ -1,8 +1,9 @@
 """The memory-cost curve of a graph: seeds for all of it, a search only in the stretch in which the goal lies.
 
-The curve is cut into stretches by peak, at round shares of the plain step's peak, since people ask for half the memory and
-not for 0.4937 of it. A search looks at the one stretch in which the goal lies (see `focus`), or near the floor (see
-`way_down`), and takes a few tenths of a second (more with effort "thorough") in place of many seconds for the whole curve.
+The curve is cut into stretches by peak, at round shares of the plain step's peak (of the captured one's, where the graph is a
+rewrite of it), since people ask for half the memory and not for 0.4937 of it. A search looks at the one stretch in which the
+goal lies (see `focus`), or near the floor (see `way_down`), and takes a few tenths of a second (more with effort "thorough") in
+place of many seconds for the whole curve.
 
 A larger budget never gives a slower plan, although another budget is looked at elsewhere. The answer to a budget in stretch
 k comes from the seeds A, which serve every goal, and from the entries F_k that the look at stretch k found. An entry of F_k
@@ -33,7 +34,7 @@ from ..structure.archive import Entry, entry, pareto
 from ..structure.reduced import Reduced
 from . import anew, proposals, recent, way_down
 from .anneal import Polish
-from .focus import Focus
+from .focus import Focus, cheapest
 from .hierarchical import Levels
 from .running import in_threads, teller
 
@@ -101,10 +102,10 @@ class Stretches:
         seeds, width = pareto(seeds + focus.plain_entries(problem)), LOWEST_WIDTH
         if problem.effort == "thorough":
             seeds, width = pareto(seeds + focus.sweep(problem, seeds)), LOWEST_WIDTH_THOROUGH
-        least, plain = width * seeds[-1].peak, float(plain_step.peak)
+        least, plain = width * seeds[-1].peak, float(problem.plain_bytes or plain_step.peak)
         # One byte below the share: a budget is that share, rounded down.
         ends = [float(int(share * plain) - 1) for share in SHARES]
-        cells = [0.0, least, *(x for x in ends if x > least), float(max(plain, least + 1))]
+        cells = [0.0, least, *(x for x in ends if x > least), max(plain, float(plain_step.peak), least + 1)]
         return cls(seeds, cells, focus)
 
     def answers(self, problem: Problem) -> list[Entry]:
@@ -146,7 +147,7 @@ class Stretches:
         if k < len(self.cells) - 2 and reach > self.cells[k + 1]:  # what misses the goal may lie in the next stretch
             found = pareto(found + self._allowed(problem, k + 1, reach))
         least = bounds.extras_at(problem.graph, problem.weights, [problem.graph.with_resident(int(room))])[0]
-        best = _cheapest(found, room)
+        best = cheapest(found, room)
         if best <= least * (1 + EPS) + EPS * problem.base_cost:
             return found
         near = [e for e in found if room < e.peak <= room * (1 + NEAR_SHARE) and e.extra < best]
@@ -205,9 +206,9 @@ class Stretches:
         if k == top:
             return pareto(self.seeds + found)
         end = self.cells[k + 1]
-        least = _cheapest(self.seeds, end)
+        least = cheapest(self.seeds, end)
         if any(e.extra < least for e in found):
-            least = min(least, _cheapest(self._allowed(problem, k + 1, end), end))
+            least = min(least, cheapest(self._allowed(problem, k + 1, end), end))
         return pareto(self.seeds + [e for e in found if e.extra >= least])
 
     def _look(self, problem: Problem, k: int) -> list[Entry]:
@@ -226,7 +227,7 @@ class Stretches:
             return self._below_seeds(problem, way_down.reached(problem).entries(problem), 0.0, high)
         if k == 1 and self.easy:
             return self._below_seeds(problem, self.easy, low, high)
-        worst = _cheapest(self.seeds, low)
+        worst = cheapest(self.seeds, low)
         top = problem.graph.with_resident(int(high))
         if worst - bounds.extras_at(problem.graph, problem.weights, [top])[0] <= ENOUGH_SHARE * problem.base_cost:
             return []
@@ -277,11 +278,6 @@ class Stretches:
             for e in fresh:
                 self.pressed.pop((e.peak, e.extra), None)
         return found
-
-
-def _cheapest(found: list[Entry], room: float) -> float:
-    """The least extra cost among the entries within a peak; infinite where none fits."""
-    return min((e.extra for e in found if e.peak <= room), default=float("inf"))
 
 
 def _smallest(found: list[Entry], extra: float) -> float:
