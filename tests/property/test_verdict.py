@@ -82,6 +82,21 @@ def test_a_budgets_sentence_gives_the_certified_least_extra_time() -> None:
     )
 
 
+def test_a_dear_plan_of_a_usual_search_names_the_longer_one() -> None:
+    words = ', effort="thorough" may find a cheaper plan,'
+    dear = replace(planned(TIGHT), solver="auto", least_overhead=0.1)
+    assert words in dear.sentence
+    thorough = replace(dear.options, effort="thorough")
+    for other in (
+        {"overhead": 0.19},
+        {"solver": "dtr"},
+        {"status": "optimal"},
+        {"asked": thorough},
+        {"goal": LeastMemory()},
+    ):
+        assert words not in replace(dear, **other).sentence
+
+
 def test_a_bound_of_nothing_is_left_out() -> None:
     plan = replace(planned(TIGHT), least_overhead=0.0004)
     assert "proven" not in plan.sentence

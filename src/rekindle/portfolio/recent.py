@@ -21,12 +21,8 @@ def curve(problem: Problem, find: Callable[[], T]) -> T:
 
     find : makes the curve; one that a deadline cut short is not kept.
     """
-    key = (
-        *_key(problem, problem.weights, problem.graph.weights("seconds")),
-        problem.effort,
-        problem.work,
-        problem.plain_bytes,
-    )
+    costs = _key(problem, problem.weights, problem.graph.weights("seconds"))
+    key = (*costs, problem.effort, problem.work, problem.plain_bytes)
     if key in _curves:
         _curves.move_to_end(key)
         found: T = _curves[key]
