@@ -189,7 +189,8 @@ def _offer(
     on_curve = _nearest(scorer.all(met), graph, most, dear)
     if on_curve is not None:
         return on_curve
-    return _nearest(scorer.all(solver.solve(replace(problem, limit=most))), graph, most, dear)
+    brief = replace(problem, limit=most, effort="quick")  # a hint need not cost as much as the plan
+    return _nearest(scorer.all(solver.solve(brief)), graph, most, dear)
 
 
 def _nearest(met: Sequence[Scored], graph: Graph, most: int, dear: float) -> Scored | None:

@@ -28,6 +28,8 @@ log = logging.getLogger("rekindle")
 T = TypeVar("T")
 Steps = tuple[Rewrite, ...]  # the rewrites of a variant; () is the captured step
 CLOSE = "close"
+# Effort by which rewritten steps are compared; the best one is then searched with the effort that was asked for.
+_BRIEF = {"normal": "quick"}
 
 # When rewritten graphs are searched. All are guesses. The floor is the working set of the captured step's largest op.
 # No rewrite is looked for where tensors that must wait beside some op take this share of the floor.
@@ -147,7 +149,7 @@ class Choice:
         if first is None and not self._beaten(best):
             best = _smaller(self._plan_as_captured(), best)
         assert best is not None
-        return best
+        return _smaller(best, self._searched_longer(best.rewriting, best)) or best
 
     def _within(self, limit: int) -> Plan:
         """The cheapest plan within a budget in bytes."""
@@ -166,7 +168,7 @@ class Choice:
         if best is None and self._comes_near(limit) and (steps := self._slices_of(far=True)) and steps != self.slices:
             best = self._unless_refused(partial(self.plan, steps))  # larger regions, which cost more, before a refusal
         if best is not None:
-            return best
+            return cheaper(best, self._searched_longer(best.rewriting, best, limit)) or best
         if not self.refusals:
             return self._plan_as_captured()
         refused = min(self.refusals, key=lambda e: e.smallest_peak)
@@ -262,10 +264,19 @@ class Choice:
             self._graphs[steps] = _found(partial(self.family.graph, steps), None)
         return self._graphs[steps]
 
-    def plan(self, steps: Steps, beside: Plan | None = None, limit: int | None = None) -> Plan | None:
+    def _searched_longer(self, rewriting: Rewriting | None, beside: Plan, limit: int | None = None) -> Plan | None:
+        """A plan of that rewritten step by the effort that was asked for; None: there is none, or it was searched so."""
+        if rewriting is None or self.options.effort not in _BRIEF:
+            return None
+        return self.plan(rewriting.steps, beside, limit, brief=False)
+
+    def plan(
+        self, steps: Steps, beside: Plan | None = None, limit: int | None = None, brief: bool = True
+    ) -> Plan | None:
         """The plan of a rewritten step; None: it cannot be made, or keep the goal, or be better than the plan `beside`.
 
         limit : in bytes, within which a better plan is a cheaper one; None: a better plan is a smaller one.
+        brief : whether it is only compared with others, and the search may be a brief one.
         """
         made = self.graph(steps)
         if made is None or beside is not None and limit is None and single_op(made).bytes >= beside.peak_bytes:
@@ -278,8 +289,9 @@ class Choice:
             self._dear.add(steps)
         if goal is None or beside is not None and not self.may_beat(made, goal, beside, limit):
             return None
+        effort = _BRIEF.get(self.options.effort, self.options.effort) if brief else self.options.effort
         try:
-            found = self.family.plan(steps, replace(self.options, goal=goal))
+            found = self.family.plan(steps, replace(self.options, goal=goal, effort=effort))
         except UsageError:  # no plan within the overhead
             return None
         return beside_captured(found, rewriting, self.options)

@@ -55,7 +55,7 @@ SETTINGS = {
 # With effort "normal", a stretch is searched longer where its seeds cost at least this share of the plain step: elsewhere a
 # longer search gained less than 1 % of the step on a dozen models.
 DEAR_SHARE = 0.1
-DEAR = FocusSettings((3, 4, 5), (Round(1.5, 0.012), Round(1.5, 0.006), Round(1.0, 0.002)), 1.0)
+DEAR = FocusSettings((3, 4, 5), (Round(1.5, 0.012), Round(1.5, 0.006), Round(1.0, 0.002)), 0.5)
 
 
 class Focus:
@@ -91,14 +91,12 @@ class Focus:
             polish.run()
         return polish.entries()
 
-    def look(self, problem: Problem, low: float, high: float, known: list[Entry]) -> list[Entry]:
+    def look(self, problem: Problem, low: float, high: float, known: list[Entry], dear: bool = False) -> list[Entry]:
         """The entries found between the peaks `low` and `high`, in bytes without the resident ones.
 
-        known : entries of the whole graph from which chains may begin.
+        known : entries of the whole graph from which chains may begin. dear : whether entries there are known to cost much.
         """
-        s = self.settings
-        if problem.effort == "normal" and cheapest(known, low) >= DEAR_SHARE * problem.base_cost:
-            s = DEAR
+        s = DEAR if dear and problem.effort == "normal" else self.settings
         anchors = _spread(low, high, s.anchors[0])
         joined: list[Entry] = []
         if not len(self.reduced.candidates):

@@ -169,11 +169,11 @@ def _by_peak(e: Entry) -> tuple[float, float]:
 
 def small_plans(problem: Problem) -> Iterator[Schedule]:
     """Small peaks that are soon reached, and a few cheaper schedules, for errors that name what is reachable: those of fast
-    solvers, and on few ops of the way down, which takes seconds on more. No clock decides: the same graph gives the same
+    solvers, and on few ops of the way down, which takes seconds on more ops. No clock decides: the same graph gives the same
     schedules."""
     yield from proposals.small_plans(problem)
     if len(problem.graph.ops) <= SMALL_MOST_OPS:
-        brief = replace(problem, limit=None, max_overhead=None)
+        brief = replace(problem, limit=None, max_overhead=None, effort="normal")
         yield from (Schedule.from_runs(problem.graph, runs, "auto") for runs in reached(brief).sequences)
 
 
