@@ -30,7 +30,7 @@ _LOCALS = (
     "out",
     "retain",
     "apart",
-    "members",
+    "_",
     "numbers",
     "away",
 )
