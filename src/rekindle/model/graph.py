@@ -157,6 +157,16 @@ class Graph(HoldsResident):
         return hashlib.sha256(json.dumps(doc, separators=(",", ":")).encode()).hexdigest()
 
     @cached_property
+    def pattern(self) -> str:
+        """SHA-256 of the structure without sizes: equal for graphs that differ in sizes and costs alone. Of an op that says its
+        kind or operator the name is left out, since it holds sizes."""
+        doc = [
+            [o.kind, o.target, o.module, "" if o.signature else o.name, o.inputs, o.outputs, o.inplace, o.backward, o.recompute]
+            for o in self.ops
+        ]  # fmt: skip
+        return hashlib.sha256(json.dumps([doc, len(self.values), self.keep]).encode()).hexdigest()
+
+    @cached_property
     def arrays(self) -> Arrays:
         """Flat arrays for compiled loops."""
         producer = np.full(len(self.values), -1, np.int64)

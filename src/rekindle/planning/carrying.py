@@ -14,7 +14,7 @@ from typing import Any
 from .. import bounds
 from ..ask import PlanOptions
 from ..errors import InfeasibleBudget
-from ..model.graph import Graph, Op
+from ..model.graph import Graph
 from ..model.plan import Plan
 from ..model.schedule import Schedule
 from ..saying.shares import EPS
@@ -94,7 +94,9 @@ def carried_plan(
     largest = float("inf")
     if options.goal.least_memory:
         largest = graph.with_resident(_largest_share(like) * scorer.plain_of(baseline.judged))
-    found = [baseline, *_carried(scorer, like)]
+    # Known schedules are finished already. Dozens of lengths share a few.
+    runs = {tuple(p.schedule.runs): p.schedule.solver for p in like}
+    found = [baseline, *(scorer.as_run(Schedule.from_runs(scorer.graph, r, solver)) for r, solver in runs.items())]
 
     def best() -> Scored | None:
         small = [s for s in found if s.judged.peak_bytes <= largest]
@@ -112,14 +114,6 @@ def carried_plan(
         return None
     proven = Certificate(bounds.single_op(graph), False)
     return as_plan(scorer, chosen, baseline, options, proven, time.monotonic() - start)
-
-
-def _carried(scorer: Scorer, like: Sequence[Plan]) -> Iterator[Scored]:
-    """The known schedules on this graph, each once. They are finished already. Dozens of lengths share a few schedules."""
-    for plan in {tuple(p.schedule.runs): p for p in like}.values():
-        schedule = carried(plan.schedule, plan.graph, scorer.graph)
-        if schedule is not None:
-            yield scorer.as_run(schedule)
 
 
 def _come_across(scorer: Scorer, like: Sequence[Plan]) -> Iterator[Scored]:
@@ -141,9 +135,7 @@ def alike(one: Graph, other: Graph) -> bool:
     Both have the same ops in the same order, with equal kinds, operators, modules, edges and flags, and they keep the same
     values. Ops that say neither kind nor operator must have equal names. Shapes in names may differ. O(edges).
     """
-    if one.keep != other.keep or len(one.values) != len(other.values) or len(one.ops) != len(other.ops):
-        return False
-    return all(_alike(a, b) for a, b in zip(one.ops, other.ops, strict=True))
+    return one.pattern == other.pattern
 
 
 def carried(schedule: Schedule, source: Graph, target: Graph) -> Schedule | None:
@@ -155,13 +147,3 @@ def carried(schedule: Schedule, source: Graph, target: Graph) -> Schedule | None
     if not alike(source, target):
         return None
     return Schedule.from_runs(target, schedule.runs, schedule.solver)
-
-
-def _alike(a: Op, b: Op) -> bool:
-    named = a.name == b.name if a.signature is None or b.signature is None else True
-    return (
-        named
-        and (a.kind, a.target, a.module) == (b.kind, b.target, b.module)
-        and (a.inputs, a.outputs, a.inplace) == (b.inputs, b.outputs, b.inplace)
-        and (a.backward, a.recompute) == (b.backward, b.recompute)
-    )

@@ -304,3 +304,14 @@ def test_calls_that_cannot_be_planned_are_remembered_up_to_a_number() -> None:
     assert len(refusals._failed) == FAILED_CALLS_MOST
     assert refusals.hold(model, ((20,), (), ()))
     assert not refusals.hold(model, ((0,), (), ()))
+
+
+def test_plans_of_lengths_that_follow_notice_a_change_of_the_module(captures: list[int]) -> None:
+    plain, planned = pair(Attention(), tokens(20))
+    for size in LENGTHS[:4]:
+        assert equal(plain, planned, tokens(size))
+    for share in (0.5, 0.1):
+        plain.drop.p = planned.drop.p = share
+        captures.clear()
+        assert all(equal(plain, planned, tokens(size)) for size in (*LENGTHS[:4], 20))
+        assert bool(captures) == (share == 0.5)  # the plans for the first state serve again

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 import rekindle
+from rekindle.errors import TraceError
+from rekindle.torch.undo.kept import kept
 
 pytestmark = pytest.mark.filterwarnings("ignore::rekindle.RekindleWarning")
 
@@ -146,3 +148,36 @@ def test_a_generator_in_an_attribute_is_put_back_and_never_a_constant(make: Any,
     with pytest.raises(rekindle.TraceError, match="generator"):
         planned(model, torch.rand(32, 16))
     assert state(model.generator) == before
+
+
+def test_code_that_begins_anew_finds_everything_as_it_was() -> None:
+    class Changing(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen, self.calls, self.rows = [0], 0, iter(range(9))
+
+    def state() -> list[Any]:
+        tensors = [t.detach().clone() for t in (*model.parameters(), *model.buffers())]
+        return [[x.tolist() for x in tensors], model.calls, list(model.seen), model.a.weight._version]
+
+    def change() -> list[Any]:
+        found = state()
+        with torch.no_grad():
+            model.a.weight.mul_(2)
+        model.gate = torch.zeros(16)
+        model.calls += 1
+        model.seen.append(1)
+        model.b.new = model.calls  # type: ignore[assignment]
+        with pytest.raises(TraceError, match="takes items of an iterator"):
+            next(model.rows)
+        return [*found, torch.rand(2).tolist(), random.random(), float(np.random.rand())]
+
+    model = Changing()
+    before = state()
+    with kept(model) as as_it_was:
+        first = change()
+        as_it_was.again()
+        assert not hasattr(model.b, "new")
+        assert change() == first
+    assert state() == before == first[: len(before)]
+    assert next(model.rows) == 0

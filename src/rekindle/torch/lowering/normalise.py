@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import fx
@@ -117,22 +118,23 @@ class _Lowering:
         if is_view(n):
             s.views.add(n)
             return
-        inputs = s.read_by(n)
+        read = [t for a in n.all_input_nodes for _, t in tensors_of(a)]
+        inputs = s.read_by(n, read)
         for p in self.reads_snapshot.get(n, ()):
             inputs = [v for v in inputs if v != s.value_of[(p, 0)]] + [self.snapshots[p]]
         outputs = self._made_by(n)
         inputs, outputs = self._in_order(n, inputs, outputs, backward)
         path = self.c.module_path.get(n, "")
         marked = not backward and is_marked(path, self.must_save)
-        tensors = [t for x in (n, *n.all_input_nodes) for _, t in tensors_of(x)]
-        run_once = once or marked or rules.must_save(n.target, {t.device.type for t in tensors if t.dim()})
         made = tensors_of(n)
+        devices = {t.device.type for t in (*(t for _, t in made), *read) if t.dim()}
+        run_once = once or marked or rules.must_save(n.target, devices)
         over = s.overwritable(n) if n not in self.c.writing else {}
         shape = describe(made[0][1]) if made else ""
-        op = _op(OPERATOR, inputs, outputs, module=printable(path), target=str(n.target), shape=shape)
-        op = replace(
-            op, backward=backward, recompute=not run_once, inplace=tuple(over), source=self.c.source.get(n, "")
-        )
+        op = _op(
+            OPERATOR, inputs, outputs, module=printable(path), target=str(n.target), shape=shape, backward=backward,
+            recompute=not run_once, inplace=tuple(over), source=self.c.source.get(n, ""),
+        )  # fmt: skip
         self._add(op, OpCall(OPERATOR, n, over))
 
     def _made_by(self, n: fx.Node) -> list[int]:
@@ -220,16 +222,19 @@ class _Lowering:
         before = list(zip(self.ops, self.calls, strict=True))
         self.ops, self.calls = [], []
         for i, (op, call) in enumerate(before):
-            inplace = tuple(v for v in op.inplace if v not in held)
-            self._add(replace(op, inplace=inplace, recompute=op.recompute and theirs.isdisjoint(op.outputs)), call)
+            if not held.isdisjoint(op.inplace):
+                op = replace(op, inplace=tuple(v for v in op.inplace if v not in held))
+            self._add(op if theirs.isdisjoint(op.outputs) else replace(op, recompute=False), call)
             for p in due.get(i, []):
                 values = s.behind(self.c.gradients[p])
                 taken = [v for v in values if sharing[v] == 1 and v not in held]
                 made, copied, over = self._given(p, taken)
                 token = s.new(made)
                 whose = self.c.params.get(p) or self.c.buffers.get(p) or "input"
-                handed = _op(ACCUMULATE, values, [token], module=printable(whose))
-                self._add(replace(handed, backward=True, workspace=copied, inplace=over), OpCall(ACCUMULATE, p))
+                handed = _op(
+                    ACCUMULATE, values, [token], module=printable(whose), backward=True, workspace=copied, inplace=over
+                )
+                self._add(handed, OpCall(ACCUMULATE, p))
                 self.keep.append(token)
                 if p not in self.c.params:
                     self.keep += values
@@ -249,11 +254,7 @@ class _Lowering:
         return (size, 0, ()) if fresh else (0, size, ())
 
 
-def _op(
-    kind: str, inputs: Sequence[int], outputs: Sequence[int], *, module: str = "", target: str = "", shape: str = ""
-) -> Op:
-    """A traced op that runs once, named by its other fields."""
-    return Op(
-        traced_name(kind, module, target, shape), tuple(inputs), tuple(outputs), recompute=False,
-        module=module, kind=kind, target=target, shape=shape,
-    )  # fmt: skip
+def _op(kind: str, inputs: Sequence[int], outputs: Sequence[int], **more: Any) -> Op:
+    """A traced op that runs once unless `more`, the other fields, says otherwise; it is named by them."""
+    name = traced_name(kind, more.get("module", ""), more.get("target", ""), more.get("shape", ""))
+    return Op(name, tuple(inputs), tuple(outputs), kind=kind, **{"recompute": False, **more})

@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_aggregate
 
 from ..capture.captured import Captured, Writing
 from ..operators.memory_order import elements_spanned
-from ..private import FakeTensor, FakeTensorMode, fake_like, pytree
+from ..private import FakeTensor, FakeTensorMode, fake_like
 from ..situation.recorded_ops import Question
 from ..situation.values import constants
 from ..tensors.op_tensors import content_bytes
@@ -41,28 +42,24 @@ class Anatomy:
         self.values: list[Any] = []
         for n in self._nodes:
             self.values += [n.op, n.target if n.op == "call_function" else None]
-            self._arguments((n.args, n.kwargs))
-            self._meta(n.meta.get("val"))
+            self._take((n.args, n.kwargs))
+            self._take(n.meta.get("val"))
         self._rest()
 
     # -- taking apart ------------------------------------------------------------------------------------------------
-    def _arguments(self, taken: Any) -> None:
-        leaves, spec = pytree.tree_flatten(taken)
-        self.values.append(str(spec))
-        self.values += [("node", self._place[x]) if isinstance(x, fx.Node) else x for x in leaves]
+    def _take(self, taken: Any) -> None:
+        self.values.append(repr(map_aggregate(taken, lambda x: None)))
+        map_aggregate(taken, self._member)
 
-    def _meta(self, val: Any) -> None:
-        leaves, spec = pytree.tree_flatten(val)
-        self.values.append(str(spec))
-        for t in leaves:
-            if not isinstance(t, torch.Tensor):
-                self.values.append(t)
-                continue
-            known = self._tensors.setdefault(id(t), len(self._tensors))
-            storage = t.untyped_storage()
-            place = self._storages.setdefault(storage._cdata, len(self._storages))
-            self.values += [("tensor", known, place, t.dtype, t.device, t.dim(), t.is_contiguous(), _fills(t))]
-            self.values += [storage.nbytes(), t.storage_offset(), *t.shape, *t.stride()]
+    def _member(self, t: Any) -> None:
+        if not isinstance(t, torch.Tensor):
+            self.values.append(("node", self._place[t]) if isinstance(t, fx.Node) else t)
+            return
+        known = self._tensors.setdefault(id(t), len(self._tensors))
+        storage = t.untyped_storage()
+        place = self._storages.setdefault(storage._cdata, len(self._storages))
+        self.values += [("tensor", known, place, t.dtype, t.device, t.dim(), t.is_contiguous(), _fills(t))]
+        self.values += [storage.nbytes(), t.storage_offset(), *t.shape, *t.stride()]
 
     def _rest(self) -> None:
         """The roles of the nodes, and all else that a captured step knows."""
@@ -79,9 +76,9 @@ class Anatomy:
             self.values.append(tuple((at.get(n), x) for n, x in table.items()))
         for n, w in c.writing.items():
             self.values += [("writes", at[n]), w.target]
-            self._arguments(w.args)
+            self._take(w.args)
         for q in c.questions:
-            self._arguments((q.ops, q.answer))
+            self._take((q.ops, q.answer))
         self.values += [
             constants(c.output_spec), *map(constants, c.fills),
             tuple(sorted(c.aliased_inputs.items())), tuple(sorted(c.ignored_outputs.items())),
@@ -105,42 +102,32 @@ class _Assembly:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.storages: dict[int, torch.UntypedStorage] = {}
         self.tensors: dict[int, FakeTensor] = {}
+        self.made: list[fx.Node] = []
         self.sound = True
 
     def captured(self) -> Captured | None:
         graph = fx.Graph()
-        made: list[fx.Node] = []
         for n in self.anatomy._nodes:
             next(self.given), next(self.given)
-            args, kwargs = self._arguments((n.args, n.kwargs), made)
-            copied = graph.create_node(n.op, n.target, args, kwargs, n.name)
-            copied.meta = dict(n.meta)
+            copied = graph.create_node(
+                n.op, n.target, name=n.name
+            )  # it would look through arguments for symbolic sizes
+            copied.args, copied.kwargs = self._next((n.args, n.kwargs))
+            copied.meta = {k: x for k, x in n.meta.items() if k != "tensor_meta"}
+            val = self._next(n.meta.get("val"))
             if "val" in n.meta:
-                copied.meta["val"] = self._meta(n.meta["val"])
-            else:
-                self._meta(None)
-            copied.meta.pop("tensor_meta", None)
-            made.append(copied)
-        if not self.sound:
-            return None
-        return self._with_roles(graph, dict(zip(self.anatomy._nodes, made, strict=True)), made)
+                copied.meta["val"] = val
+            self.made.append(copied)
+        return self._with_roles(graph, dict(zip(self.anatomy._nodes, self.made, strict=True))) if self.sound else None
 
-    def _arguments(self, taken: Any, made: Sequence[fx.Node]) -> Any:
-        leaves, spec = pytree.tree_flatten(taken)
+    def _next(self, taken: Any) -> Any:
         next(self.given)
-        new = [next(self.given) for _ in leaves]
-        return pytree.tree_unflatten(
-            [made[x[1]] if isinstance(old, fx.Node) else x for old, x in zip(leaves, new, strict=True)], spec
-        )
+        return map_aggregate(taken, self._member)
 
-    def _meta(self, val: Any) -> Any:
-        leaves, spec = pytree.tree_flatten(val)
-        next(self.given)
-        return pytree.tree_unflatten(
-            [self._tensor(t) if isinstance(t, torch.Tensor) else next(self.given) for t in leaves], spec
-        )
-
-    def _tensor(self, old: torch.Tensor) -> torch.Tensor:
+    def _member(self, old: Any) -> Any:
+        if not isinstance(old, torch.Tensor):
+            x = next(self.given)
+            return self.made[x[1]] if isinstance(old, fx.Node) else x
         _, known, place, dtype, device, dim, contiguous, fills = next(self.given)
         size, offset = next(self.given), next(self.given)
         shape = [next(self.given) for _ in range(dim)]
@@ -158,18 +145,18 @@ class _Assembly:
         elem = torch.empty(0, dtype=dtype, device="meta").set_(storage, offset, shape, strides)
         t = self.tensors[known] = fake_like(self.mode, elem, device)
         # Strides and sizes were found one by one; where they hang together, they must still do so.
-        self.sound &= storage.nbytes() == size and t.is_contiguous() == contiguous and _fills(t) == fills
+        self.sound &= storage.nbytes() == size and elem.is_contiguous() == contiguous and _fills(elem) == fills
         return t
 
-    def _with_roles(self, graph: fx.Graph, new: dict[fx.Node, fx.Node], made: Sequence[fx.Node]) -> Captured:
+    def _with_roles(self, graph: fx.Graph, new: dict[fx.Node, fx.Node]) -> Captured:
         c = self.like
         for _ in range(11):
             next(self.given)
         writing: dict[fx.Node, Writing] = {}
         for n, w in c.writing.items():
             next(self.given), next(self.given)
-            writing[new[n]] = Writing(w.target, self._arguments(w.args, made))
-        questions = [Question(*self._arguments((q.ops, q.answer), made)) for q in c.questions]
+            writing[new[n]] = Writing(w.target, self._next(w.args))
+        questions = [Question(*self._next((q.ops, q.answer))) for q in c.questions]
         return replace(c.on(graph, new), writing=writing, questions=questions)
 
 

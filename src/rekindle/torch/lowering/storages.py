@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -61,15 +62,11 @@ class Storages:
         """The id of the value for the storage of `t`, or None."""
         return self._by_storage.get(t.untyped_storage()._cdata)
 
-    def read_by(self, n: fx.Node) -> list[int]:
-        """The values behind every tensor argument of a node, each once."""
-        out: list[int] = []
-        for a in n.all_input_nodes:
-            for _, t in tensors_of(a):
-                v = self.find(t)
-                assert v is not None, f"{a} is read before it is made"
-                out.append(v)
-        return list(dict.fromkeys(out))
+    def read_by(self, n: fx.Node, read: Iterable[torch.Tensor]) -> list[int]:
+        """The values behind the tensors that a node reads, each once."""
+        found = dict.fromkeys(map(self.find, read))
+        assert None not in found, f"{n} reads a tensor before it is made"
+        return [v for v in found if v is not None]
 
     def behind(self, n: fx.Node) -> list[int]:
         """The values behind every tensor that a node returns, each once."""
@@ -90,10 +87,9 @@ class Storages:
                 continue
             whole = storage_bytes(t) == t.numel() * t.element_size() == storage_bytes(out) and t.storage_offset() == 0
             same = (t.shape, t.stride(), t.dtype, t.device) == (out.shape, out.stride(), out.dtype, out.device)
-            storage = t.untyped_storage()._cdata
-            others = [x for o in n.all_input_nodes if o is not a for _, x in tensors_of(o)]
-            apart = all(x.untyped_storage()._cdata != storage for x in others)
-            if whole and same and apart and may_overwrite(n.target, position, with_values(n.args)):
+            others = (x for o in n.all_input_nodes if o is not a for _, x in tensors_of(o))
+            apart = whole and same and v not in map(self.find, others)
+            if apart and may_overwrite(n.target, position, with_values(n.args)):
                 rows.setdefault(v, position)
         return rows
 

@@ -19,6 +19,7 @@ from ..private import disable_autocast, is_fake
 from ..rewrite.closeness import loose
 from ..run.bound import BoundPlan
 from ..run.sample import copies, owned
+from ..run.shared_casts import block_of_its_own
 from ..situation.module_call import ModuleCall
 from ..tensors import tree
 from ..tensors.loss import default_loss
@@ -63,21 +64,27 @@ def differences(
 
     given = [*call.tensors, *tree.leaves(call.spec)]
 
-    def step(forward: Forward, watching: Witness | None = None) -> Outcome:
+    def steps(*wanted: tuple[Forward, Witness | None]) -> list[Outcome]:
+        made: list[Outcome] = []
         with as_before(model, given) as before:
-            return _step(before, model, forward, call.tensors, watching)
+            for forward, watching in wanted:
+                if made:
+                    before.again()
+                    before.tensors.without_gradients()
+                with block_of_its_own():
+                    made.append(_step(before, model, forward, call.tensors, watching))
+        return made
 
     outcomes: list[Outcome] = []
-    with contextlib.suppress(torch.OutOfMemoryError), as_before(model, given):
-        for forward, watching in ((planned, None), (eager(witness.of_forward(plain) if witness else plain), witness)):
-            outcomes.append(step(forward, watching))
-    if len(outcomes) < 2:
+    with contextlib.suppress(torch.OutOfMemoryError):
+        outcomes = steps((planned, None), (eager(witness.of_forward(plain) if witness else plain), witness))
+    if not outcomes:
         if witness is not None:
             witness.values.clear()
         return []
     (ours, theirs), may = outcomes, loose(bound.trace.lowered.captured)
     found = compare(ours, theirs, False, may)
-    found = unless_plain_steps_vary(found, ours, theirs, may, bound.trace, lambda: step(eager(plain)))
+    found = unless_plain_steps_vary(found, ours, theirs, may, bound.trace, lambda: steps((eager(plain), None))[0])
     if found.varying and not found.differences:
         notices.warn(
             f"gradients of a planned step of {type(model).__name__} are as close to a plain step's as plain steps are to "

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.fx.node import map_aggregate
 
 from ..lowering.resize import content
-from ..private import StorageWeakRef, TorchDispatchMode, tree_leaves
+from ..private import StorageWeakRef, TorchDispatchMode
 from ..situation.attribute_reads import Reads
 
 
@@ -48,27 +49,25 @@ class Witness(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = tree_leaves((args, kwargs))
+        given: list[Any] = []
+        map_aggregate((args, kwargs), given.append)
         self.values += [func, len(given)]
         for x in given:
-            foreign = isinstance(x, torch.Tensor) and (
-                x.layout is not torch.strided or x.untyped_storage()._cdata not in self._numbers
-            )
-            self._note(x)
-            if foreign:
+            if self._note(x):
                 self.values.append(content(x))
         out = func(*args, **kwargs)
-        for x in tree_leaves(out):
-            self._note(x)
+        map_aggregate(out, self._note)
         return out
 
-    def _note(self, x: Any) -> None:
+    def _note(self, x: Any) -> bool:
+        """Note an argument or a result. Returns whether it is a tensor of a storage that was not seen before."""
         if not isinstance(x, torch.Tensor):
             self.values.append(x)
-        elif x.layout is torch.strided:
-            self.values += [("tensor", x.dtype, x.dim(), self._number(x.untyped_storage())), *x.shape]
-        else:
-            self.values += [("tensor", x.dtype, x.dim(), x.layout), *x.shape]
+            return False
+        before, strided = len(self._numbers), x.layout is torch.strided
+        number = self._number(x.untyped_storage()) if strided else x.layout
+        self.values += [("tensor", x.dtype, x.dim(), number), *x.shape]
+        return not strided or len(self._numbers) > before
 
     def _number(self, storage: Any) -> int:
         address = storage._cdata

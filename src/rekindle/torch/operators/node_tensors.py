@@ -78,9 +78,8 @@ def is_view(n: fx.Node) -> bool:
     """Whether every tensor that the node returns lies in the storage of one of its arguments, or the node `is_member`."""
     if is_member(n) or n.target in rules.PASS_THROUGH:
         return True
-    inputs = {t.untyped_storage()._cdata for a in n.all_input_nodes for _, t in tensors_of(a)}
-    outs = tensors_of(n)
-    return bool(outs) and all(t.untyped_storage()._cdata in inputs for _, t in outs)
+    outs = {t.untyped_storage()._cdata for _, t in tensors_of(n)}
+    return bool(outs) and outs <= {t.untyped_storage()._cdata for a in n.all_input_nodes for _, t in tensors_of(a)}
 
 
 def describe(t: torch.Tensor) -> str:

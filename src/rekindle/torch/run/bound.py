@@ -50,7 +50,7 @@ class BoundPlan:
     """Runs one plan for the calls that it fits.
 
     plan, trace : the plan and the trace that it was made for, rewritten as the plan says.
-    guards : tell whether the module is still as it was captured.
+    guards : tell whether the module is still as it was captured. Plans for one state may share them.
     turn : number of the module's planned call in which it ran last. uses : how often it ran, checks left out.
     checked : the last `Check` of a measured step by the plan; None: no step was measured.
     had_gradient : whether a parameter had a gradient when the call began; None: nobody looked.
@@ -61,7 +61,7 @@ class BoundPlan:
     RekindleError : the host does not have the memory for the plan's copies.
     """
 
-    def __init__(self, model: nn.Module, traced: Trace, plan: Plan):
+    def __init__(self, model: nn.Module, traced: Trace, plan: Plan, guards: Guards | None = None):
         _refuse_elsewhere(model, traced)
         traced = as_planned(traced, plan)
         if traced.fake and not any(map(is_fake, [*model.parameters(), *model.buffers()])):
@@ -76,7 +76,7 @@ class BoundPlan:
         self.turn = self.uses = 0
         self.had_gradient: bool | None = None
         self._looks = traced.options.gradients != "kept"
-        self.guards = Guards(model, traced.expected)
+        self.guards = guards or Guards(model, traced.expected)
         self.numbers = traced.lowered.captured.numbers
         self.questions = traced.lowered.captured.questions
         self._origins: _Origins | None = None

@@ -200,16 +200,16 @@ class Source:
             name = "draw" if first else "replay"
         shown = f"{name}({', '.join(arguments)})"
         note = self._note(n)
-        members = [(i, self.text.name_of((n, i))) for i, _ in tensors_of(n) if (n, i) in self.low.value_of]
-        if not members:
+        names = {i: self.text.name_of((n, i)) for i, _ in tensors_of(n) if (n, i) in self.low.value_of}
+        if not names:
             self.lines.append(f"    {shown}{note}")
         elif isinstance(n.meta["val"], torch.Tensor):
-            self.lines.append(f"    {members[0][1]} = {shown}{note}")
+            self.lines.append(f"    {names[0]} = {shown}{note}")
         else:
-            picks = ", ".join(f"members[{i}]" for i, _ in members)
-            self.lines.append(f"    members = {shown}{note}")
-            self.lines.append(f"    {', '.join(x for _, x in members)} = {picks}")
-            self.lines.append("    del members")
+            members = [names.get(i, "_") for i in range(len(n.meta["val"]))]
+            self.lines.append(f"    {', '.join(members)}, = {shown}{note}")
+            if "_" in members:
+                self.lines.append("    del _")
         if s.into is not None:
             self._delete(s.into)
 

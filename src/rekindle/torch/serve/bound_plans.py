@@ -12,6 +12,7 @@ from ...model.graph import Graph
 from ...model.judge import simulate
 from ...model.plan import Plan
 from ..run.bound import BoundPlan
+from ..situation.guards import Expected, Guards
 from ..situation.module_call import Key, ModuleCall
 from ..situation.numbers import Place, numbers_in, replaced
 
@@ -51,6 +52,10 @@ class BoundPlans:
     def family(self, key: Key) -> list[BoundPlan]:
         """The plans for calls with this key, the one that ran last first."""
         return self._by_key.get(key, [])
+
+    def guards(self, model: nn.Module, expected: Expected) -> Guards:
+        """The guards for this state, which a plan may have already."""
+        return next((b.guards for b in self if b.guards.expected is expected), None) or Guards(model, expected)
 
     def find(self, model: nn.Module, key: Key, call: ModuleCall) -> BoundPlan | None:
         """The plan for the call; None: there is none. Every plan gets a quick look before any gets a thorough one, since a

@@ -17,9 +17,11 @@ from ..costs.resident import resident_beside
 from ..lowering.normalise import lower
 from ..lowering.resize import Anatomy
 from ..measure.witness import Witness
+from ..private import make_contiguous_strides_for
 from ..run.bound import answered
 from ..situation.module_call import Key, ModuleCall
 from ..trace import Trace
+from .bound_plans import BoundPlans
 from .pattern import Pattern, Sizes, alike
 
 STEPS_LEAST = 3  # captured steps from which others follow
@@ -30,10 +32,12 @@ STEPS_MOST = 8  # captured steps that are kept, of all kinds of calls together; 
 
 @dataclass(eq=False)
 class CapturedStep:
-    """A captured step. seen : the ops of one plain step of the same call, see `Witness.values`; None: none was watched."""
+    """A captured step. seen : the ops of one plain step of the same call, see `Witness.values`; None: none was watched.
+    way : an object that it shares with steps that take the same way through forward; None: nobody has asked."""
 
     trace: Trace
     seen: Sequence[Any] | None = None
+    way: object = None
     _anatomy: Anatomy | None = field(default=None, repr=False)
 
     @property
@@ -81,9 +85,10 @@ class Lengths:
                 return trace
         return None
 
-    def follow(self, model: nn.Module, call: ModuleCall, key: Key) -> Iterator[Followed]:
-        """Steps for a call that differs from known ones in a few sizes alone: one for each known way through forward."""
-        for family in self._families(model, key):
+    def follow(self, model: nn.Module, call: ModuleCall, key: Key, plans: BoundPlans) -> Iterator[Followed]:
+        """Steps for a call that differs from known ones in a few sizes alone: one for each known way through forward. plans :
+        those of the module."""
+        for family in self._families(model, key, plans):
             found = self._patterns_of(family)
             if found.step is None or found.plain is None:
                 continue
@@ -107,27 +112,28 @@ class Lengths:
                 return self._patterns[at]
         return _Patterns(every[0])
 
-    def _families(self, model: nn.Module, key: Key) -> Iterator[_Family]:
+    def _families(self, model: nn.Module, key: Key, plans: BoundPlans) -> Iterator[_Family]:
         """The known steps that differ from the call, and from each other, in a few sizes alone; those of the fewest sizes
         first. Those that take another way through forward than others (at a size of one, say) are a family of their own."""
         found: list[_Family] = []
         apart = {k: p for k in self._known if (p := _differing(k.trace.key, key))}
-        like = next((k for k in reversed(apart) if not k.trace.expected.differences(model)), None)
+        like = next((k for k in reversed(apart) if plans.guards(model, k.trace.expected).hold(model)), None)
         if like is None:
             return
         apart = {k: p for k, p in apart.items() if _same_state(k.trace, like.trace)}
         for places in {*apart.values(), frozenset().union(*apart.values())}:
-            ways: list[list[CapturedStep]] = []
+            ways: dict[object, list[CapturedStep]] = {}
             for k in (k for k, p in apart.items() if p <= places):
-                way = next((w for w in ways if alike(w[0].anatomy.values, k.anatomy.values)), None)
-                if way is None:
-                    ways.append([k])
-                else:
-                    way.append(k)
-            found += [_Family.of(places, way, key) for way in ways]
+                ways.setdefault(self._way(k), []).append(k)
+            found += [_Family.of(places, way, key) for way in ways.values()]
         for family in sorted(found, key=lambda f: (len(f.places), -len(f.known))):
             if len(family.places) <= SIZES_MOST and family.tells_apart:
                 yield family
+
+    def _way(self, step: CapturedStep) -> object:
+        known = (k for k in self._known if k.way is not None and alike(k.anatomy.values, step.anatomy.values))
+        step.way = step.way or next((k.way for k in known), object())
+        return step.way
 
 
 @dataclass(frozen=True)
@@ -172,7 +178,7 @@ class _Patterns:
     def of(cls, family: _Family) -> _Patterns:
         sizes = [family.sizes(k.trace.key) for k in family.known]
         watched = [(s, k.seen) for s, k in zip(sizes, family.known, strict=True) if k.seen is not None]
-        like = family.known[0]
+        like = family.known[-1]  # the latest, whose guards were looked at
         if not family.tells_apart or len(watched) <= len(family.places):
             return cls(like)
         # The plain step of the new sizes is watched too, and so confirms this pattern itself.
@@ -194,7 +200,9 @@ def _differing(one: Key, other: Key) -> frozenset[tuple[int, int]]:
     for i, (a, b) in enumerate(zip(one[0][:-1], other[0][:-1], strict=True)):
         if a[2:] != b[2:] or len(a[0]) != len(b[0]):
             return frozenset()
-        if a[:2] != b[:2] and not (_is_dense(*a[:2]) and _is_dense(*b[:2])):
+        if a[:2] != b[:2] and any(
+            tuple(strides) != make_contiguous_strides_for(shape) for shape, strides in (a[:2], b[:2])
+        ):
             return frozenset()
         places += [(i, d) for d, (x, y) in enumerate(zip(a[0], b[0], strict=True)) if x != y]
     return frozenset(places)
@@ -204,15 +212,6 @@ def covers(one: Key, other: Key) -> bool:
     """Whether the calls are equal apart from sizes, of which the first call's are no smaller."""
     places = _differing(one, other)
     return one == other or bool(places) and all(_size_at(one, p) > _size_at(other, p) for p in places)
-
-
-def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    step = 1
-    for n, s in zip(reversed(shape), reversed(strides), strict=True):
-        if s != step:
-            return False
-        step *= n
-    return True
 
 
 def _same_state(one: Trace, other: Trace) -> bool:

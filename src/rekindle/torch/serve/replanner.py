@@ -30,6 +30,7 @@ from ..measure.variation import communicates
 from ..measure.witness import Witness
 from ..rewrite.rewritten import with_sums_here
 from ..run.bound import BoundPlan
+from ..situation.guards import Guards
 from ..situation.numbers import Place, name_of, read
 from ..tensors import tree
 from ..tensors.sharded import order_that_works, own_class, sharded_parameter
@@ -112,8 +113,8 @@ class Replanner:
                 "results of type %s hold state for later calls, not gradients; planned calls return None in their place",
                 ", ".join(sorted(dropped)),
             )
-        bound = BoundPlan(model, traced, plan)
-        self._let_go()
+        bound = BoundPlan(model, traced, plan, self.plans.guards(model, traced.expected))
+        self._let_go(bound.guards)
         self.plans.add(bound)
         return bound
 
@@ -259,7 +260,7 @@ class Replanner:
         other ops than were expected; then the call is captured."""
         if not self.check or self.on_new_shape != "plan":
             return None
-        steps, bound = self._lengths.follow(new.model, new.call, new.key), None
+        steps, bound = self._lengths.follow(new.model, new.call, new.key, self.plans), None
         while True:
             why = ""
             try:
@@ -362,10 +363,11 @@ class Replanner:
         self._let_go()
         self.refusals.add(new.model, new.key, self.why)
 
-    def _let_go(self) -> None:
-        """The module is in a new state: plans for earlier states must not keep submodules and attributes alive."""
+    def _let_go(self, now: Guards | None = None) -> None:
+        """Plans for other states than this one must not keep submodules and attributes alive."""
         for b in self.plans:
-            b.let_go()
+            if b.guards is not now:
+                b.let_go()
         self.refusals.let_go()
 
     def _tell(self, new: NewCall, made: Replanned, how: str = "") -> None:

@@ -77,7 +77,11 @@ class Attributes:
             for table, added in added_by_torch(m):
                 for k in added.keys() - before.get(id(table), added).keys():
                     before[id(table)][k] = added[k]
+        changed = {id(x) for x, held in self._held if not same_content(content(x), held, operator.is_)}
         for name, m, old in self._kept:
+            same = [*m.__dict__] == [*old] and all(map(operator.is_, m.__dict__.values(), old.values()))
+            if same and changed.isdisjoint(map(id, old.values())):
+                continue
             found.note(name, m, old, before)
             stay = {k: x for k, x in m.__dict__.items() if only_tensors and not isinstance(x, torch.Tensor)}
             for k, x in stay.items():
@@ -94,7 +98,7 @@ class Attributes:
             if type(m) is not kind:
                 m.__class__ = kind
         for x, held in self._held:
-            if not _equal(x, held) and not (only_tensors and not _holds_tensors(x)):
+            if id(x) in changed and not (only_tensors and not _holds_tensors(x)):
                 refill(x, _with_zeros(content(x), held) if only_tensors else held)
         return found
 

@@ -46,19 +46,22 @@ class Refused:
 
 
 class Iterators:
-    """The iterators that a model's modules and these objects hold, out of reach until `give_back`."""
+    """The iterators that a model's modules and these objects hold, out of reach between `take` and `give_back`."""
 
     def __init__(self, model: nn.Module, objects: Iterable[Restorable]):
-        self._holders: list[Restorable] = []
-        for w in [*objects, *_in_attributes(model)]:
-            new = _replaced(w.before, lambda x, k: Refused(x, k) if is_iterator(x) else x)
-            if new is not None:
-                w.write(new)
-                self._holders.append(w)
+        every = [*objects, *_in_attributes(model)]
+        refused = [_replaced(w.before, lambda x, k: Refused(x, k) if is_iterator(x) else x) for w in every]
+        self._holders = [(w, new) for w, new in zip(every, refused, strict=True) if new is not None]
+        self.take()
+
+    def take(self) -> None:
+        """Put objects that refuse into the places of the iterators."""
+        for w, new in self._holders:
+            w.write(new)
 
     def give_back(self) -> None:
         """Put the iterators into their places, unless these hold something else now."""
-        for w in self._holders:
+        for w, _ in self._holders:
             new = _replaced(w.read(), lambda x, k: x.iterator if isinstance(x, Refused) else x)
             if new is not None:
                 w.write(new)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from ..private import tree_leaves
-from ..tensors.rng import cuda_indices
+from ..tensors import rng
 from .attributes import Attributes, Changes, plain_tensors
 from .iterators import Iterators
 from .restorable import BYTES_MOST, PutBack
@@ -21,18 +22,53 @@ from .tensor_state import Tensors, plainly
 
 
 class Before:
-    """A model as it was before the code inside of `kept`.
+    """A model as it was before the code inside of `kept`, whose arguments these are.
 
-    tensors : its tensors. effects : the Python objects that its code reaches. changes : of attributes; set at the end.
+    tensors : its tensors. effects : the Python objects that its code reaches. changes : of attributes; set by `put_back`.
     """
 
-    def __init__(self, tensors: Tensors, effects: SideEffects):
-        self.tensors, self.effects, self.changes = tensors, effects, Changes()
+    def __init__(self, model: nn.Module, given: Iterable[Any] | Mapping[str, Any], captures: bool, fake: bool):
+        objects = given if isinstance(given, Mapping) else {str(i): x for i, x in enumerate(given)}
+        own = [*model.named_parameters(), *model.named_buffers(), *((k, t) for k, _, _, t in plain_tensors(model))]
+        leaves = [(k, t) for k, x in objects.items() for t in tree_leaves(x)]
+        own += [(f"the argument {k}", t) for k, t in leaves if isinstance(t, torch.Tensor)]
+        devices = () if fake else ("cpu", *(f"cuda:{i}" for i in rng.cuda_indices(t for _, t in own)))
+        self._drawn = {d: rng.state(d) for d in devices}
+        self.effects = SideEffects(model, {k: x for k, x in objects.items() if not isinstance(x, torch.Tensor)})
+        self.effects.watch()
+        near = [(k, t, BYTES_MOST if captures else None) for k, t in (*own, *self.effects.tensors(of_module=True))]
+        far = [(k, t, BYTES_MOST) for k, t in self.effects.tensors(of_module=False)]
+        with plainly():
+            self.tensors = Tensors([*near, *far])
+        self._attributes, self.changes = Attributes(model), Changes()
+        self._iterators = Iterators(model, self.effects.watched)
+        self._python, self._numpy = random.getstate(), np.random.get_state(legacy=False)
+
+    def put_back(self) -> None:
+        """Put everything back."""
+        back = PutBack()
+        back("iterators", self._iterators.give_back)
+        back("attributes", lambda: setattr(self, "changes", self._attributes.restore()))
+        with plainly():
+            for name, way_back in self.tensors.ways_back():
+                back(name, way_back)
+            for device, state in self._drawn.items():
+                back(f"torch's random state of {device}", functools.partial(rng.restore, state, device))
+        back("Python's random state", lambda: random.setstate(self._python))
+        back("NumPy's random state", lambda: np.random.set_state(self._numpy))
+        self.effects.put_back(back)
+        back.finish()
+
+    def again(self) -> None:
+        """Put everything back, for code that begins anew inside of `kept`."""
+        self.put_back()
+        self._iterators.take()
 
     def written(self, model: nn.Module) -> dict[str, torch.Tensor]:
         """Copies, by name, of the tensors to which forward may write, as they are now: buffers, tensors that are plain
         attributes, and parameters that differ from before."""
-        parameters = [(k, p) for k, p in model.named_parameters() if self.tensors.differs(p)]
+        with plainly():
+            parameters = [(k, p) for k, p in model.named_parameters() if self.tensors.differs(p)]
         attributes = [(k, t) for k, _, _, t in plain_tensors(model)]
         return {k: t.detach().clone() for k, t in (*model.named_buffers(), *attributes, *parameters)}
 
@@ -55,29 +91,9 @@ def kept(
     ------
     RekindleError : something could not be put back; the message names all of it.
     """
-    objects = given if isinstance(given, Mapping) else {str(i): x for i, x in enumerate(given)}
-    own = [*model.named_parameters(), *model.named_buffers(), *((k, t) for k, _, _, t in plain_tensors(model))]
-    own += [(f"the argument {k}", t) for k, x in objects.items() for t in tree_leaves(x) if isinstance(t, torch.Tensor)]
-    effects, back = SideEffects(model, {k: x for k, x in objects.items() if not isinstance(x, torch.Tensor)}), PutBack()
-    with contextlib.nullcontext() if fake else torch.random.fork_rng(devices=cuda_indices(t for _, t in own)):
-        effects.watch()
-        near = [(k, t, BYTES_MOST if captures else None) for k, t in (*own, *effects.tensors(of_module=True))]
-        far = [(k, t, BYTES_MOST) for k, t in effects.tensors(of_module=False)]
-        with plainly():
-            tensors = Tensors([*near, *far])
-        attributes, before = Attributes(model), Before(tensors, effects)
-        iterators = Iterators(model, effects.watched)
-        python, numpy = random.getstate(), np.random.get_state(legacy=False)
-        try:
-            with tensors.as_base():
-                yield before
-        finally:
-            back("iterators", iterators.give_back)
-            back("attributes", lambda: setattr(before, "changes", attributes.restore()))
-            with plainly():
-                for name, way_back in tensors.ways_back():
-                    back(name, way_back)
-            back("Python's random state", lambda: random.setstate(python))
-            back("NumPy's random state", lambda: np.random.set_state(numpy))
-            effects.put_back(back)
-            back.finish()
+    before = Before(model, given, captures, fake)
+    try:
+        with before.tensors.as_base():
+            yield before
+    finally:
+        before.put_back()

@@ -120,7 +120,6 @@ class SideEffects:
             name for (name, _, _), holders in zip(self._hooks, self._by_hook, strict=True) if drawn & holders
         ]
         self.dropped = [name for name, _ in self._named(changed, hooked)]
-        self._watched.clear()
 
     def _named(self, changed: set[Any], hooked: set[Any]) -> Iterator[tuple[str, set[Any]]]:
         """(name, keys of the changed objects under it). hooked : keys that only hooks reach, or share with forward."""

@@ -62,12 +62,11 @@ class Tensors:
             x.without_gradient()
 
     def differs(self, t: torch.Tensor) -> bool:
-        """Whether the tensor was not there, or has another place, shape or content."""
-        with plainly():
-            was, storage = self._tensors.get(id(t)), _storage(t)
-            if was is None or was.moved() or storage is not None and not self.memory[storage._cdata].same():
-                return True
-            return any(map(self.differs, _inside(t).values()))
+        """Whether the tensor was not there, or has another place, shape or content. To be called inside `plainly`."""
+        was, storage = self._tensors.get(id(t)), _storage(t)
+        if was is None or was.moved() or storage is not None and not self.memory[storage._cdata].same():
+            return True
+        return any(map(self.differs, _inside(t).values()))
 
     def moved(self) -> bool:
         """Whether any of the tensors has another place or shape."""
