@@ -34,7 +34,7 @@ from ..structure.archive import Entry, entry, pareto
 from ..structure.reduced import Reduced
 from . import anew, proposals, recent, way_down
 from .anneal import Polish
-from .focus import DEAR_SHARE, Focus, cheapest
+from .focus import DEAR, DEAR_SHARE, DEEP, Focus, cheapest
 from .hierarchical import Levels
 from .running import in_threads, teller
 
@@ -231,7 +231,8 @@ class Stretches:
         top = problem.graph.with_resident(int(high))
         if worst - bounds.extras_at(problem.graph, problem.weights, [top])[0] <= ENOUGH_SHARE * problem.base_cost:
             return []
-        return self.focus.look(problem, low, high, self.seeds, worst >= DEAR_SHARE * problem.base_cost)
+        dear = worst >= DEAR_SHARE * problem.base_cost
+        return self.focus.look(problem, low, high, self.seeds, DEAR if dear else None)
 
     def _below_seeds(self, problem: Problem, down: list[Entry], low: float, high: float) -> list[Entry]:
         """The entries of a stretch where seeds are rare. down : of the way down; how low they go does not depend on timings,
@@ -244,7 +245,9 @@ class Stretches:
         if problem.effort == "thorough":
             known = pareto([*known, *(e for e in self._anew(problem, least, high) if e.peak >= low)])
             least, lowest = min(least, float(known[-1].peak)), low
-        found = way_down.cheaper(problem, known, high) + self.focus.look(problem, least, high, known, dear=low > 0)
+        found = way_down.cheaper(problem, known, high) + self.focus.look(
+            problem, least, high, known, DEEP if low else None
+        )
         return pareto(known + [e for e in found if e.peak >= lowest])
 
     def _anew(self, problem: Problem, low: float, high: float) -> list[Entry]:
