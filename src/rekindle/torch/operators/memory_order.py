@@ -30,7 +30,7 @@ def _strides_of_packed(shape: Ints, strides: Ints) -> Ints:
 def elements_spanned(t: Tensor) -> int:
     """How many elements of its storage lie between the first and the last of a tensor's, both included; of a tensor without
     strides all of its elements."""
-    if t.layout is not torch.strided or t.is_contiguous():
+    if t.layout is not torch.strided:
         return int(t.numel())
     return 1 + sum((int(n) - 1) * int(s) for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
 
