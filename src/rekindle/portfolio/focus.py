@@ -98,8 +98,8 @@ class Focus:
     ) -> list[Entry]:
         """The entries found between the peaks `low` and `high`, in bytes without the resident ones.
 
-        known : entries of the whole graph from which chains may begin. longer : in place of the settings of
-            effort "normal".
+        known : entries of the whole graph from which chains may begin. longer : settings for effort
+            "normal" in place of its own.
         """
         s = self.settings if longer is None or problem.effort != "normal" else longer
         anchors = _spread(low, high, s.anchors[0])

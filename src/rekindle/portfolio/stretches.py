@@ -245,9 +245,8 @@ class Stretches:
         if problem.effort == "thorough":
             known = pareto([*known, *(e for e in self._anew(problem, least, high) if e.peak >= low)])
             least, lowest = min(least, float(known[-1].peak)), low
-        found = way_down.cheaper(problem, known, high) + self.focus.look(
-            problem, least, high, known, DEEP if low else None
-        )
+        found = way_down.cheaper(problem, known, high)
+        found += self.focus.look(problem, least, high, known, DEEP if low else None)
         return pareto(known + [e for e in found if e.peak >= lowest])
 
     def _anew(self, problem: Problem, low: float, high: float) -> list[Entry]:

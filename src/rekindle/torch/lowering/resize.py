@@ -109,9 +109,8 @@ class _Assembly:
         graph = fx.Graph()
         for n in self.anatomy._nodes:
             next(self.given), next(self.given)
-            copied = graph.create_node(
-                n.op, n.target, name=n.name
-            )  # it would look through arguments for symbolic sizes
+            # Given arguments, it would look through them for symbolic sizes.
+            copied = graph.create_node(n.op, n.target, name=n.name)
             copied.args, copied.kwargs = self._next((n.args, n.kwargs))
             copied.meta = {k: x for k, x in n.meta.items() if k != "tensor_meta"}
             val = self._next(n.meta.get("val"))
