@@ -50,6 +50,14 @@ def test_a_larger_budget_is_never_slower_in_whatever_order_budgets_are_asked(
     assert all(extra[a] >= extra[b] for a, b in itertools.pairwise(sorted(limits)))
 
 
+def test_a_rewrite_is_cut_at_round_shares_of_the_captured_steps_peak() -> None:
+    """Budgets are shares of that peak. Cut at shares of the rewrite's own, a search aimed beside them."""
+    graph = chain(400)
+    problem = Problem(graph, graph.weights(), effort="quick", plain_bytes=1000)
+    assert {299.0, 499.0, 899.0} < {*Stretches.of(problem).cells}
+    assert {119.0, 199.0, 359.0} < {*Stretches.of(replace(problem, plain_bytes=None)).cells}
+
+
 @examples(40)
 @given(graph=families, effort=efforts, data=st.data())
 def test_more_overhead_never_gives_a_larger_plan(graph: Graph, effort: str, data: st.DataObject) -> None:

@@ -34,14 +34,17 @@ class Searches:
     def __init__(self, captured: Trace) -> None:
         self.captured = captured
         self.searched: list[str] = []
+        self.efforts: list[str] = []
 
     def make(self, made: Trace, options: PlanOptions) -> Plan:
         self.searched.append("captured" if made.graph.hash == self.captured.graph.hash else "rewritten")
+        self.efforts.append(options.effort)
         return plan_graph(made.graph, options)
 
-    def plan(self, goal: Goal) -> Plan:
+    def plan(self, goal: Goal, effort: str = AUTO.effort) -> Plan:
         self.searched.clear()
-        return plan_rewritten(self.captured, replace(AUTO, goal=goal), self.make)
+        self.efforts.clear()
+        return plan_rewritten(self.captured, replace(AUTO, goal=goal, effort=effort), self.make)
 
 
 def one_large_layer() -> Searches:
@@ -63,6 +66,20 @@ def test_where_the_largest_op_binds_the_captured_step_is_not_searched() -> None:
     assert searches.searched == ["rewritten"]
     captured = plan_graph(searches.captured.graph, replace(AUTO, goal=MaxOverhead(0.1)))
     assert plan.peak_bytes < captured.peak_bytes
+
+
+@pytest.mark.parametrize("goal", [MaxOverhead(0.1), Fraction(0.62)])
+def test_the_best_rewritten_step_is_searched_with_the_effort_that_was_asked_for(goal: Goal) -> None:
+    torch.manual_seed(0)
+    first = [nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)]
+    net = nn.Sequential(*first, nn.Flatten(), nn.Linear(4096, 4))
+    searches = Searches(traced(net, torch.rand(32, 3, 32, 32)))
+    assert searches.plan(goal, "normal").rewriting is not None
+    assert searches.searched[-1] == "rewritten"
+    assert searches.efforts[-1] == "normal"
+    for effort in ("quick", "thorough"):
+        searches.plan(goal, effort)
+        assert set(searches.efforts) == {effort}
 
 
 def test_where_much_must_wait_no_rewrites_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
