@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .resident import HoldsResident
 
 # Of the step, above what is proven: from there on a longer search is likely to gain 1 % of it. Measured on a dozen models.
-DEAR_SHARE = 0.1
+LONGER_PAYS_SHARE = 0.1
 LEAST_SAID = 1e-3  # a bound on the extra cost below 0.1 % says nothing
 AT_BEST, AT_BEST_EXTRA = "peak at best, at this cost", "  at best, in this budget"  # labels of the bounds in tables
 
@@ -67,11 +67,11 @@ def takes_words(missed: Goal | None, peak: int, step: HoldsResident, plain: int)
 
 
 def longer_words(plan: Plan) -> list[str]:
-    """What a longer search is for: 'effort="thorough" may find a cheaper plan'; [] where it gains little, or was made."""
+    """The advice 'effort="thorough" may find a cheaper plan'; [] where a longer search gains little, or was made."""
     if (plan.solver, plan.options.effort) != ("auto", "normal") or plan.status == "optimal":
         return []
-    dear = plan.overhead - plan.least_overhead >= DEAR_SHARE
-    return ['effort="thorough" may find a cheaper plan'] if dear else []
+    pays = plan.overhead - plan.least_overhead >= LONGER_PAYS_SHARE
+    return ['effort="thorough" may find a cheaper plan'] if pays else []
 
 
 def offer_words(offer: tuple[int, float] | None, goal: Goal, step: HoldsResident, plain: int) -> list[str]:

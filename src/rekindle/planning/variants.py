@@ -149,7 +149,7 @@ class Choice:
         if first is None and not self._beaten(best):
             best = _smaller(self._plan_as_captured(), best)
         assert best is not None
-        return _smaller(best, self._searched_longer(best.rewriting, best)) or best
+        return self._searched_longer(best)
 
     def _within(self, limit: int) -> Plan:
         """The cheapest plan within a budget in bytes."""
@@ -165,10 +165,10 @@ class Choice:
         for find in (lambda: self.smaller_saves, lambda: self.slices):
             if (best is None or best.overhead > CHEAP_OVERHEAD) and (steps := find()):
                 best = cheaper(best, self._unless_refused(partial(self.plan, steps, best, limit)))
-        if best is None and self._comes_near(limit) and (steps := self._slices_of(far=True)) and steps != self.slices:
-            best = self._unless_refused(partial(self.plan, steps))  # larger regions, which cost more, before a refusal
         if best is not None:
-            return cheaper(best, self._searched_longer(best.rewriting, best, limit)) or best
+            return self._searched_longer(best, limit)
+        if self._comes_near(limit) and (best := self._before_refusal()) is not None:
+            return best
         if not self.refusals:
             return self._plan_as_captured()
         refused = min(self.refusals, key=lambda e: e.smallest_peak)
@@ -264,11 +264,21 @@ class Choice:
             self._graphs[steps] = _found(partial(self.family.graph, steps), None)
         return self._graphs[steps]
 
-    def _searched_longer(self, rewriting: Rewriting | None, beside: Plan, limit: int | None = None) -> Plan | None:
-        """A plan of that rewritten step by the effort that was asked for; None: there is none, or it was searched so."""
-        if rewriting is None or self.options.effort not in _BRIEF:
-            return None
-        return self.plan(rewriting.steps, beside, limit, brief=False)
+    def _searched_longer(self, best: Plan, limit: int | None = None) -> Plan:
+        """The best plan, or a better one of the same rewritten step by the effort that was asked for. limit : as in `plan`."""
+        if best.rewriting is None or self.options.effort not in _BRIEF:
+            return best
+        longer = self._unless_refused(partial(self.plan, best.rewriting.steps, best, limit, brief=False))
+        return (_smaller if limit is None else cheaper)(best, longer) or best
+
+    def _before_refusal(self) -> Plan | None:
+        """A plan with larger regions, which cost more, or by the effort that was asked for where a brief search found none."""
+        tried = {()} if self.options.effort in _BRIEF else {(), self.slices, self.smaller_saves}
+        for steps in dict.fromkeys((self._slices_of(far=True), self.slices, self.smaller_saves)):
+            found = None if steps in tried else self._unless_refused(partial(self.plan, steps, brief=False))
+            if found is not None:
+                return found
+        return None
 
     def plan(
         self, steps: Steps, beside: Plan | None = None, limit: int | None = None, brief: bool = True

@@ -26,6 +26,16 @@ def trace() -> Trace:
     return rekindle.trace(nn.Sequential(*layers), torch.rand(32, 3, 32, 32), target="h200", progress=False)
 
 
+def test_a_budget_is_not_refused_before_rewritten_steps_are_searched_as_was_asked() -> None:
+    """Brief searches, by which rewritten steps are compared, end at 0.167 of the activations."""
+    traced = trace()
+    with pytest.raises(rekindle.InfeasibleBudget):
+        rekindle.plan(traced, 0.155, cost="flops", effort="quick", cache=False, progress=False)
+    found = rekindle.plan(traced, 0.155, cost="flops", cache=False, progress=False)
+    assert found.rewriting is not None
+    assert found.activation_peak_bytes <= 0.155 * found.baseline_activation_bytes
+
+
 @pytest.mark.parametrize("asked", every(2, [0.01, 1000]))
 def test_the_budget_is_named_as_it_was_asked_and_the_advice_works(asked: float) -> None:
     traced = trace()

@@ -69,7 +69,7 @@ class Watched:
 
     @contextlib.contextmanager
     def watching(self, applied: Sequence[tuple[Forward, Sequence[int], Sequence[Unit]]]) -> Iterator[None]:
-        """Inside, each call of one of these forwards is added to `calls`, and marks when it begins and ends.
+        """While this context is open, every call of a forward in `applied` is appended to `calls`, with its beginning and end.
 
         applied : (forward, numbers of its module's units, those units), as `Choices.applied` gives them.
         """

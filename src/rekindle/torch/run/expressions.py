@@ -20,8 +20,9 @@ from .gradient_sums import each, join
 from .results import own
 
 _LITERALS = (bool, int, str, type(None))  # exactly these types: a subclass may print as anything
-_LOCALS = ("forward", "backward", "inputs", "saved", "tangents", "rng", "out", "retain", "apart", "_", "numbers",
-           "away")  # fmt: skip
+_LOCALS = (
+    "forward", "backward", "inputs", "saved", "tangents", "rng", "out", "retain", "apart", "_", "numbers", "away",
+)  # fmt: skip
 _VARIABLE = re.compile(r"v\d|x_|c\d|__")  # names of variables and constants begin like this
 
 

@@ -32,8 +32,11 @@ STEPS_MOST = 8  # captured steps that are kept, of all kinds of calls together; 
 
 @dataclass(eq=False)
 class CapturedStep:
-    """A captured step. seen : the ops of one plain step of the same call, see `Witness.values`; None: none was watched.
-    way : an object that it shares with steps that take the same way through forward; None: nobody has asked."""
+    """A captured step.
+
+    seen : the ops of one plain step of the same call, see `Witness.values`; None: no plain step was watched.
+    way : a token, the same object for all captured steps that run the same ops; None until `Lengths._way` sets it.
+    """
 
     trace: Trace
     seen: Sequence[Any] | None = None
@@ -86,8 +89,10 @@ class Lengths:
         return None
 
     def follow(self, model: nn.Module, call: ModuleCall, key: Key, plans: BoundPlans) -> Iterator[Followed]:
-        """Steps for a call that differs from known ones in a few sizes alone: one for each known way through forward. plans :
-        those of the module."""
+        """Steps for a call that differs from known ones in a few sizes alone: one for each known way through forward.
+
+        plans : the plans on the module, whose guards tell whether its state is the one that was captured.
+        """
         for family in self._families(model, key, plans):
             found = self._patterns_of(family)
             if found.step is None or found.plain is None:
@@ -131,6 +136,7 @@ class Lengths:
                 yield family
 
     def _way(self, step: CapturedStep) -> object:
+        """The token of the step's way through forward, which is compared with the ways of the other steps only once."""
         known = (k for k in self._known if k.way is not None and alike(k.anatomy.values, step.anatomy.values))
         step.way = step.way or next((k.way for k in known), object())
         return step.way

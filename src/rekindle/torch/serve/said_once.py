@@ -84,7 +84,7 @@ class NewShapes:
         )
 
     def news(self, shapes: Any, line: str) -> str:
-        """Note that a plan was made for a call of these shapes. line : says so.
+        """Note that the module was planned for a call of these shapes. line : the sentence that tells the user about this plan.
 
         Returns `line` for the first shape, a summary for shape number `SHAPES_BEFORE_SUMMARY`, and else "".
         """
