@@ -227,24 +227,33 @@ def _apply(
             forward.leave_first_plain()
         elif first is not None:
             forward.serve_too(model, first)
-        restore(model)
+        _take_off(model)
         forward.take_over(model)
     return model
 
 
 def restore(model: nn.Module) -> nn.Module:
     """Undo `apply` or `checkpoint`; a model without a plan is left as it is. If something else has wrapped the planned
-    forward since, the wrapper stays and the model runs plain inside it.
+    forward since, the wrapper stays and the model runs plain inside it. The state of an optimizer that the host holds
+    (`offload="optimizer"`) comes back to the device.
 
     Raises
     ------
     UsageError : `model` is no module.
     """
     from .torch.accept import module
+    from .torch.offload.optimizer_state import bring_back
+
+    module(model)
+    bring_back(model)
+    return _take_off(model)
+
+
+def _take_off(model: nn.Module) -> nn.Module:
+    """The model without its plan."""
     from .torch.parts.applied import parts_forward
     from .torch.serve.planned import planned_forward
 
-    module(model)
     planned = planned_forward(model)
     if planned is not None:
         planned.give_back(model)
@@ -311,6 +320,7 @@ def checkpoint(
     parity : "bitwise": numbers are eager's, bit for bit. "close" also admits plans that add up a gradient in another order.
     or_least : where no plan keeps the budget, take the plan of least memory and say by how much it misses.
     offload : True: values may be copied to the host's memory and back; "auto": only where there is a link, so not on a CPU.
+        "optimizer": as "auto"; and the host holds the state of `optimizer`, whose `step()` copies it part by part.
     host_budget : "16GiB" or bytes that the host may hold of them; None: what the plan needs.
     unused : results that the training loop does not read, such as ["logits"]: planned calls return None in their place.
     gradients : "kept": gradients count during the whole step, which is safe for any loop. "fresh": they are None when a step
@@ -333,13 +343,14 @@ def checkpoint(
     ParityError : the planned step does not give the plain step's numbers.
     """
     given = dict(locals())  # the arguments and nothing else, so it stays the first line
-    from .checkpointing import Asked, Checkpointing
+    from .checkpointing import Asked, Checkpointing, state_held
     from .torch.accept import process
 
     process("checkpoint")
     asked = Asked.of(model, given)
-    found, later = Checkpointing(model, sample, asked, _plan_for).planned()
-    if found.kind == "parts":
-        restore(model)
-        return _apply(model, found, on_new_shape, asked.check)
-    return _apply(model, later or found, on_new_shape, asked.check, None if later is None else found)
+    with state_held(model, asked):
+        found, later = Checkpointing(model, sample, asked, _plan_for).planned()
+        if found.kind == "parts":
+            _take_off(model)
+            return _apply(model, found, on_new_shape, asked.check)
+        return _apply(model, later or found, on_new_shape, asked.check, None if later is None else found)

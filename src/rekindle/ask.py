@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 LOSSES = ("auto", "all")  # see `rekindle.trace`
 OFFLOADS = (False, True, "auto")  # see `rekindle.plan`
+WITH_STATE = "optimizer"  # `offload` of `rekindle.checkpoint`: "auto", and the host holds the optimizer's state
 EFFORTS = ("quick", "normal", "thorough")  # see `rekindle.plan`
 PARITIES = ("bitwise", "close")  # see `rekindle.plan`
 GRADIENTS = ("kept", "fresh", "consumed")  # see `rekindle.trace`
@@ -215,7 +216,8 @@ class TraceOptions:
     attention : name of the device whose attention is captured in place of the CPU's; None: as it runs here.
     optimizer : the optimizer, class or name whose state is counted; None: no state is counted.
     must_save : names or patterns of submodules whose ops run only once.
-    state_bytes : bytes of the optimizer's state, if they were read from a plan file; None: they follow from `optimizer`.
+    state_bytes : bytes of the optimizer's state that count, if they were read from a plan file; 0 where the host holds it;
+        None: they follow from `optimizer`.
     unused : names of results that the training loop does not read; planned calls return None in their place.
     gradients : "kept", "fresh" or "consumed": how the training loop treats gradients.
     compile : how the parts of the model are compiled; None: nothing is compiled.

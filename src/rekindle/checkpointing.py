@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -11,23 +12,26 @@ from torch import nn
 
 from . import allowance
 from .arguments import choice, flag
-from .ask import GRADIENTS, LOSSES, Goal, PlanOptions, TraceOptions
-from .errors import TraceError, UsageError
+from .ask import GRADIENTS, LOSSES, WITH_STATE, Goal, PlanOptions, TraceOptions
+from .errors import InfeasibleBudget, TraceError, UsageError
 from .model.plan import Plan
 from .parts.plan import PartsPlan
 from .planning import accept
 from .planning.infeasible import or_least
 from .saying import notices
 from .saying.progress import announce, telling
+from .saying.sizes import format_bytes
 from .torch import accept as torch_accept
+from .torch.costs.resident import resident_bytes
 from .torch.measure.memory import old_objects_aside
 from .torch.measure.probe import probe
 from .torch.measure.trial import for_later_calls
+from .torch.offload.optimizer_state import StateOnHost, bring_back, held_on_host
 from .torch.parts.applied import parts_taken_off
 from .torch.parts.for_all import PartsRequest, parts_for_all
 from .torch.serve.confirm import confirm
 from .torch.serve.planned import NEW_SHAPE, set_aside
-from .torch.trace import Trace, arguments_of_call, call_arguments, plain_forward, trace
+from .torch.trace import Trace, arguments_of_call, call_arguments, plain_forward, trace_with
 
 log = logging.getLogger("rekindle")
 _GOALS = ("budget", "max_overhead", "minimize")
@@ -40,6 +44,7 @@ class Asked:
     """The arguments of one call of `checkpoint`, checked.
 
     parts : paths of the submodules that the user names; None: none are named.
+    holds_state : whether the host holds the optimizer's state.
     """
 
     options: PlanOptions
@@ -48,6 +53,7 @@ class Asked:
     strict: bool
     check: bool
     on_new_shape: str
+    holds_state: bool = False
 
     @classmethod
     def of(cls, model: nn.Module, given: Mapping[str, Any]) -> Asked:
@@ -59,7 +65,9 @@ class Asked:
         """
         goal = Goal.parse(*(given[k] for k in _GOALS))
         host = accept.host_bytes(given["host_budget"])
-        options = accept.search(PlanOptions(goal, **{k: given[k] for k in _SEARCH} | {"host_budget": host}))
+        holds_state = isinstance(given["offload"], str) and given["offload"] == WITH_STATE
+        moved = {"host_budget": host, "offload": "auto" if holds_state else given["offload"]}
+        options = accept.search(PlanOptions(goal, **{k: given[k] for k in _SEARCH} | moved))
         choice("on_new_shape", given["on_new_shape"], NEW_SHAPE)
         flag("check", given["check"])
         choice("loss", given["loss"], LOSSES)
@@ -79,18 +87,47 @@ class Asked:
             given["loss"],
             optimizer=given["optimizer"],
             must_save=must_save,
+            state_bytes=0 if holds_state else None,
             unused=unused,
             gradients="kept" if goal.fraction is not None else given["gradients"],  # a fraction leaves them out
             compile=accept.compiled(given["compile"], options, given["strict"], must_save),
         )
-        return cls(options, captured, parts, given["strict"], bool(given["check"]), given["on_new_shape"])
+        return cls(options, captured, parts, given["strict"], bool(given["check"]), given["on_new_shape"], holds_state)
 
     def trace(self, model: nn.Module, sample: Any) -> Trace:
         """The step of the model, captured as was asked."""
-        how = self.captured
-        return trace(
-            model, sample, loss=how.loss, optimizer=how.optimizer, must_save=how.must_save, unused=how.unused,
-            gradients=how.gradients, progress=self.options.progress,
+        return trace_with(model, sample, self.captured, self.options.progress)
+
+
+@contextlib.contextmanager
+def state_held(model: nn.Module, asked: Asked) -> Iterator[None]:
+    """Where that is asked for, the host holds the optimizer's state inside, and from then on if nothing fails there.
+
+    Raises
+    ------
+    UsageError : this optimizer's state cannot be moved. RekindleError : the host has no room for it.
+    InfeasibleBudget : the optimizer's step does not fit.
+    """
+    if not asked.holds_state:
+        yield
+        bring_back(model)
+        return
+    with held_on_host(model, asked.captured.optimizer) as held:
+        _check_step(model, asked.options.goal.budget, held)
+        yield
+    notices.say(f"{type(model).__name__}: {held.words}", aloud=asked.options.progress is not False)
+
+
+def _check_step(model: nn.Module, budget: int | None, held: StateOnHost) -> None:
+    """Check that the step of an optimizer whose state the host holds fits."""
+    needed = resident_bytes(model, []) + held.most_bytes
+    if budget is not None and needed > budget:
+        name = type(held.optimizer).__name__
+        raise InfeasibleBudget(
+            f"budget={format_bytes(budget)}: while {name} steps, parameters and gradients and at most "
+            f"{format_bytes(held.most_bytes)} of its state are on the device, {format_bytes(needed)} in all; give at least so "
+            "much, or train fewer parameters",
+            budget=budget, smallest_peak=needed, bound_bytes=needed, op=f"{name}.step",
         )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from ..api import Budget, restore
 from ..arguments import close, flag
-from ..ask import Goal
+from ..ask import WITH_STATE, Goal
 from ..errors import RekindleError, UsageError
 from ..model.files import read_text
 from ..model.plan import Plan
@@ -101,6 +101,11 @@ class PlanCallback(Callback):
                     f"PlanCallback has no argument {k!r}; {close(k, known)}it takes module, sample, file, restore_after and "
                     "those of rekindle.checkpoint"
                 )
+        if options.get("offload") == WITH_STATE:
+            raise UsageError(
+                'offload="optimizer" needs the optimizer that steps, and PlanCallback plans before Lightning makes it; leave '
+                "PlanCallback out, and call rekindle.checkpoint(…, optimizer=…) in on_fit_start"
+            )
         Goal.parse(budget, options.get("max_overhead"), options.get("minimize"))
         flag("restore_after", restore_after)
         if file is True or not isinstance(file, str | PathLike | bool | None):

@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from ..arguments import callback, choice, flag, names_in
-from ..ask import EFFORTS, GRADIENTS, OFFLOADS, PARITIES, PlanOptions
+from ..ask import EFFORTS, GRADIENTS, OFFLOADS, PARITIES, WITH_STATE, PlanOptions
 from ..compiling import CompileOptions
 from ..errors import UsageError
 from ..model.any_plan import AnyPlan
@@ -42,7 +42,12 @@ def search(asked: PlanOptions) -> PlanOptions:
             "or_least=True is for a budget: where none can be kept, the plan of least memory takes its place"
         )
     if not isinstance(asked.offload, bool | str) or asked.offload not in OFFLOADS:
-        raise UsageError(f'offload={value(asked.offload)} must be True, False or "auto"')
+        raise UsageError(
+            'offload="optimizer" is for rekindle.checkpoint, which is given the optimizer itself; here leave optimizer= out, '
+            'so that its state does not count, and give offload="auto"'
+            if asked.offload == WITH_STATE
+            else f'offload={value(asked.offload)} must be True, False or "auto", or for rekindle.checkpoint "optimizer"'
+        )
     if asked.offload is True and asked.cost != "seconds":
         raise UsageError(
             f'offload=True weighs copies against recomputation in seconds, and cost="{asked.cost}" was asked; leave out one of '

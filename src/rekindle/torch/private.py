@@ -368,9 +368,10 @@ def negated_view(t: torch.Tensor) -> torch.Tensor:
     return torch._neg_view(t)
 
 
-def optimizer_hooks() -> Sequence[dict[int, Any]]:
-    """The tables of hooks on the steps of all optimizers; a release of torch may lack them."""
+def optimizer_hooks(optimizer: torch.optim.Optimizer | None = None) -> Sequence[dict[int, Any]]:
+    """The tables of hooks on the steps of all optimizers, and of this one; a release of torch may lack them."""
     from torch.optim import optimizer as internals
 
-    names = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
-    return [hooks for k in names if (hooks := getattr(internals, k, None)) is not None]
+    owners: list[tuple[Any, str]] = [(internals, "_global_optimizer_"), (optimizer, "_optimizer_step_")]
+    tables = [(owner, f"{name}{when}_hooks") for owner, name in owners for when in ("pre", "post")]
+    return [hooks for owner, k in tables if (hooks := getattr(owner, k, None)) is not None]

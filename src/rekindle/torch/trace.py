@@ -29,7 +29,7 @@ from .costs.cache import environment
 from .costs.for_all import Costs, costs_for_all, with_costs
 from .costs.node_costs import known_workspaces, modelled_costs, node_costs
 from .costs.optimizer_trial import names
-from .costs.optimizers import not_counted, state_bytes
+from .costs.optimizers import counted
 from .costs.resident import gradient_bytes, resident_beside
 from .lowering.duplicates import merge_duplicates
 from .lowering.in_place import write_in_place
@@ -201,10 +201,15 @@ def trace(
     marks = accept.must_save(model, must_save)
     choice("loss", loss, LOSSES)
     choice("gradients", gradients, GRADIENTS)
-    args, kwargs = call_arguments(sample)
-    accept.parameters(model, tree.flatten((args, kwargs))[0])
     gpu = None if devices.capability(target) is None else target
     options = TraceOptions(loss, target, optimizer, tuple(marks), None, gpu, accept_unused(unused), gradients)
+    return trace_with(model, sample, options, progress)
+
+
+def trace_with(model: nn.Module, sample: Any, options: TraceOptions, progress: Progress = None) -> Trace:
+    """`trace` with options that are checked."""
+    args, kwargs = call_arguments(sample)
+    accept.parameters(model, tree.flatten((args, kwargs))[0])
     companion.start()  # the search is compiled while the model is traced and its operators are timed
     with accept.alone("trace", model, progress), telling(progress) as tell, accept.gradients_on():
         announce(progress, f"capturing {type(model).__name__}")
@@ -212,7 +217,7 @@ def trace(
             made = trace_call(model, args, kwargs, options, inputs={})
             if names := made.lowered.captured.no_results:
                 raise no_such_results(names, made.lowered.captured.output_spec, made.module_name)
-            made = made.costed(target, tell)
+            made = made.costed(options.target, tell)
     if effects := made.lowered.captured.effects:
         notices.warn(
             f"planned steps do not run {', '.join(dict.fromkeys(effects))}, which do more than compute; take them off, or put "
@@ -238,7 +243,7 @@ def trace_call(
     inputs : Python numbers that become inputs of the graph, as they are now; such a trace has no costs, {} included.
     """
     with LOCK.capturing(model):
-        state = _state_bytes(model, options)
+        state, left_out = counted(model, options.optimizer, options.state_bytes)
         own = plain_forward(model) if forward is None else forward
         call = calls.bind(own, args, kwargs)
         reads = Reads()
@@ -262,14 +267,13 @@ def trace_call(
         merged = merge_duplicates(captured, lambda n: is_marked(paths.get(n, ""), options.must_save))
         captured = write_in_place(without_shapes(merged))
         name = type(model).__name__
-        resident = resident_beside(model, call.tensors, captured, options.gradients) + (state or 0)
+        resident = resident_beside(model, call.tensors, captured, options.gradients) + state
         lowered = lower(captured, name, resident, options.must_save, options.gradients)
         ignored = [*captured.changed, *(name_of(p, None) for p in numbers.places if isinstance(p, Attribute))]
         expected = Expected.of(model, reads.by_path(model), ignored, captured.written_places)
         key = replace(call, spec=replaced(call.spec, {p: type(x) for p, x in (inputs or {}).items()})).key
-        left_out = not_counted(model) if state is None else ""
         made = Trace(
-            lowered.graph, lowered, key, expected, name, fake, options, module_kinds(model), call.spec, left_out, state or 0,
+            lowered.graph, lowered, key, expected, name, fake, options, module_kinds(model), call.spec, left_out, state,
             gradient_bytes=gradient_bytes(model),
         )  # fmt: skip
         return made.costed(options.target, progress) if inputs is None else made
@@ -290,13 +294,6 @@ def _check_written(model: nn.Module, tensors: Sequence[torch.Tensor], captured: 
         if any(t is not s and t.untyped_storage()._cdata == s.untyped_storage()._cdata for s in held):
             why = "writes over an input that shares memory with another"
             raise TraceError(f"the model {why}; clone one of them", reason=why)
-
-
-def _state_bytes(model: nn.Module, options: TraceOptions) -> int | None:
-    """Bytes of the optimizer's state; None: no optimizer was named."""
-    if options.state_bytes is not None or options.optimizer is None:
-        return options.state_bytes
-    return state_bytes(options.optimizer, model)
 
 
 def known_options(plan: Plan) -> TraceOptions:

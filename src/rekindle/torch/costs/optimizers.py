@@ -5,7 +5,8 @@ There is no table of optimizers: `optimizer_trial` runs the optimizer's class on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -80,7 +81,22 @@ def innermost(given: Any) -> Optimizer | None:
     return next((x for x in reversed(seen) if isinstance(x, Optimizer)), None)
 
 
-def not_counted(model: nn.Module) -> str:
+def counted(model: nn.Module, optimizer: Given | None, known: int | None) -> tuple[int, str]:
+    """(bytes of an optimizer's state that count during the whole step, text that names what a budget in bytes leaves out).
+
+    known : the bytes, if they are known; 0 of an optimizer that has state: it is on the host while the model runs. None: they
+    follow from the optimizer; without one, nothing counts, and the text is "optimizer state (AdamW would add 9.2 GiB)".
+    """
+    if known == 0 and optimizer is not None:
+        with contextlib.suppress(UsageError):  # a plan's file may name one that is not known here
+            if size := state_bytes(optimizer, model):
+                return 0, f'the optimizer\'s state ({format_bytes(size)}), which offload="optimizer" holds on the host'
+    if known is None and optimizer is not None:
+        return state_bytes(optimizer, model), ""
+    return known or 0, "" if known is not None else _not_counted(model)
+
+
+def _not_counted(model: nn.Module) -> str:
     """Text on what a byte budget leaves out if no optimizer was named: "optimizer state (AdamW would add 9.2 GiB)".
 
     "" if no parameter requires grad.
@@ -91,20 +107,27 @@ def not_counted(model: nn.Module) -> str:
     return f"optimizer state (AdamW would add {format_bytes(size)})" if size else ""
 
 
-def _of_instance(optimizer: Optimizer) -> int:
-    total = 0
-    grouped: set[int] = set()
+def state_of_each(optimizer: Optimizer) -> Iterator[tuple[nn.Parameter, int]]:
+    """(parameter, bytes of its state after the first step) for all parameters of an optimizer; of L-BFGS, which has one state
+    for all, that state goes to the first."""
     for group in optimizer.param_groups:
         options = {k: x for k, x in group.items() if k != "params"}
         params = list({id(p): p for p in group["params"]}.values())  # a parameter that is listed twice steps once
-        grouped |= set(map(id, params))
-        if isinstance(optimizer, torch.optim.LBFGS):  # one state for all parameters
-            return max(_tensor_bytes(optimizer.state.values()), _lbfgs(params, options))
+        if isinstance(optimizer, torch.optim.LBFGS):
+            yield params[0], max(_tensor_bytes(optimizer.state.values()), _lbfgs(params, options))
+            return
         for p in params:
             have = _tensor_bytes([optimizer.state[p]]) if p in optimizer.state else 0
             come = _coming(type(optimizer), options, [p], optimizer.defaults) if p.requires_grad else 0
-            total += max(have, come)
-    return total + _tensor_bytes([s for p, s in optimizer.state.items() if id(p) not in grouped])
+            yield p, max(have, come)
+
+
+def _of_instance(optimizer: Optimizer) -> int:
+    sizes = {id(p): (p, size) for p, size in state_of_each(optimizer)}
+    total = sum(size for _, size in sizes.values())
+    if isinstance(optimizer, torch.optim.LBFGS):
+        return total
+    return total + _tensor_bytes([s for p, s in optimizer.state.items() if id(p) not in sizes])
 
 
 def _coming(cls: type, options: Options, params: Iterable[nn.Parameter], defaults: Options | None = None) -> int:
@@ -133,10 +156,11 @@ def _lbfgs(params: list[nn.Parameter], options: Options) -> int:
 
 
 def _tensor_bytes(tree: Any) -> int:
-    """Bytes of the distinct storages of all tensors in a nested structure."""
-    sizes: dict[Any, int] = {}
+    """Bytes of all tensors in a nested structure. Tensors that share a storage count no more than it."""
+    sizes: dict[Any, tuple[int, int]] = {}
     for t in tensors_of_state(tree):
         t = getattr(t, "_local_tensor", t)
-        s = storage_of(t)
-        sizes[id(t) if s is None else s._cdata] = t.numel() * t.element_size() if s is None else s.nbytes()
-    return sum(sizes.values())
+        s, size = storage_of(t), t.numel() * t.element_size()
+        key, most = (id(t), size) if s is None else (s._cdata, s.nbytes())
+        sizes[key] = most, sizes.get(key, (0, 0))[1] + size
+    return sum(map(min, sizes.values()))

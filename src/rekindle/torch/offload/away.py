@@ -28,6 +28,7 @@ from ..costs.allocations import free_memory
 from ..private import is_fake, saved_tensors_hooks_are_set
 
 LEFT_TO_HOST_SHARE = 0.1  # of its free memory, which no plan takes
+PAGE_BYTES = 4096
 THREAD = "rekindle-copies"
 
 
@@ -133,6 +134,29 @@ def engine_of(device: torch.device) -> Engine:
     return _engine(device, os.getpid())
 
 
+def host_block(size: int, device: torch.device) -> torch.Tensor:
+    """So many bytes of the host, pinned for a GPU. (PyTorch's own allocator of pinned memory takes the next power of two.)
+
+    Raises
+    ------
+    RekindleError : the system pins no more.
+    """
+    pages = torch.empty((size // PAGE_BYTES + 2) * PAGE_BYTES, dtype=torch.uint8, device="cpu")
+    memory = pages[
+        (begin := -pages.data_ptr() % PAGE_BYTES) : begin + size
+    ]  # pages are pinned, so no two blocks share one
+    if device.type == "cuda":
+        runtime: Any = torch.cuda.cudart()
+        with torch.cuda.device(device):
+            error = int(runtime.cudaHostRegister(memory.data_ptr(), size, 0))
+        if error:
+            raise RekindleError(
+                f"the system pins no {format_bytes(size)} of host memory for copies (CUDA error {error})"
+            )
+        weakref.finalize(memory, runtime.cudaHostUnregister, memory.data_ptr())
+    return memory
+
+
 class Block(NamedTuple):
     """Host memory for the copies of one step. last : the end of the last copy out of it; None: nothing was copied out of it."""
 
@@ -201,7 +225,7 @@ class HostPool:
                     f"a plan that copies values to the host needs {format_bytes(size)} of its memory, and "
                     f"{format_bytes(max(0, left))} are left for it; plan again with a smaller host_budget, or offload=False"
                 )
-            made = Block(self._made(size))
+            made = Block(host_block(size, self._device))
             self._total += size
             return made
 
@@ -216,20 +240,6 @@ class HostPool:
             if last is not None:
                 last.synchronize()
             self._total -= memory.nbytes
-
-    def _made(self, size: int) -> torch.Tensor:
-        """A block, pinned for a GPU. (PyTorch's own allocator of pinned memory takes the next power of two.)"""
-        memory = torch.empty(size, dtype=torch.uint8, device="cpu")
-        if self._device.type == "cuda":
-            runtime: Any = torch.cuda.cudart()
-            with torch.cuda.device(self._device):
-                error = int(runtime.cudaHostRegister(memory.data_ptr(), size, 0))
-            if error:
-                raise RekindleError(
-                    f"the system pins no {format_bytes(size)} of host memory for copies (CUDA error {error})"
-                )
-            weakref.finalize(memory, runtime.cudaHostUnregister, memory.data_ptr())
-        return memory
 
 
 _pools: weakref.WeakKeyDictionary[nn.Module, dict[Any, HostPool]] = weakref.WeakKeyDictionary()

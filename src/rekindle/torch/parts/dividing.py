@@ -24,7 +24,7 @@ from ...saying.progress import announce
 from ...saying.shares import EPS
 from ..compiled.compiled_forward import CompiledForward
 from ..costs.link import link_of
-from ..costs.optimizers import not_counted, state_bytes
+from ..costs.optimizers import counted
 from ..costs.resident import resident_bytes
 from ..measure.caches import without_caches
 from ..measure.comparison import compare
@@ -77,9 +77,9 @@ class PartsRequest:
 
 def held_throughout(request: PartsRequest, s: Subject) -> int:
     """Bytes that are held during the whole step: parameters, gradients, inputs, and the optimizer's state if it is counted."""
-    optimizer = request.captured.optimizer
-    state = 0 if optimizer is None else state_bytes(optimizer, request.model)
-    return resident_bytes(request.model, s.sample.tensors, request.captured.gradients) + state
+    how = request.captured
+    state, _ = counted(request.model, how.optimizer, how.state_bytes)
+    return resident_bytes(request.model, s.sample.tensors, how.gradients) + state
 
 
 @dataclass(frozen=True)
@@ -326,7 +326,7 @@ class Dividing(HoldsResident):
 
     # -- the answer --------------------------------------------------------------------------------------------------
     def _as_plan(self, before: Between, step: Step, answer: _Answer, begin: float) -> PartsPlan:
-        goal, division = self.goal, answer.division
+        goal, division, captured = self.goal, answer.division, self.request.captured
         plain = self.choices.plain_cost(step.calls)
         self.seconds = plain + division.extra
         parts, used = self.choices.parts(division.chosen)
@@ -344,13 +344,13 @@ class Dividing(HoldsResident):
             cost=self.options.cost,
             covered=covered(self.model, self._covers(before, used, step, division), self.found.plain),
             solve_seconds=time.monotonic() - begin,
-            not_counted=not_counted(self.model) if self.request.captured.optimizer is None else "",
+            not_counted=counted(self.model, captured.optimizer, captured.state_bytes)[1],
             input_bytes=bytes_of(self.s.sample.tensors),
             offer=None if steep is None else (self.with_resident(steep[0]), steep[1]),
             keeps_caches=self.choices.keeps_caches,
             stages=self.found.stages,
             asked=self.options,
-            captured=self.request.captured,
+            captured=captured,
         )
 
     def _covers(self, before: Between, used: list[int], step: Step, division: Division) -> Covered:

@@ -1,0 +1,407 @@
+"""An optimizer whose state the host holds trains as it does without, bit for bit, and little of the state is on the device."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.optim import Optimizer
+
+import rekindle
+from copy_engines import FailingEngine, LateEngine, ShuffledEngine, SlowEngine
+from rekindle import InfeasibleBudget, RekindleError, TraceError, UsageError
+from rekindle.torch.costs.optimizers import state_bytes
+from rekindle.torch.offload import away, optimizer_state
+from rekindle.torch.offload.optimizer_state import StateOnHost, bring_back, held_on_host
+from rekindle.torch.offload.state_part import Part
+
+SMALL = 2 * 4096 + 2 * 512 * 8  # bytes of parts, so that the model below has several
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 24), nn.Linear(24, 4))
+
+
+class CountsTogether(Optimizer):
+    """Scales all updates by one count of its steps, and so must step all parameters at once."""
+
+    def __init__(self, params: Any):
+        super().__init__(params, {"lr": 0.1})
+        self.param_groups[0]["steps"] = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        loss = None if closure is None else closure()
+        self.param_groups[0]["steps"] += 1
+        for p in self.param_groups[0]["params"]:
+            if p.grad is not None:
+                mean = self.state[p].setdefault("mean", torch.zeros_like(p))
+                p -= mean.lerp_(p.grad, 0.1) / self.param_groups[0]["steps"]
+        return loss
+
+
+class Replaces(Optimizer):
+    """Makes the tensors of its state anew at each step; they grow, and one of them is a view of another."""
+
+    def __init__(self, params: Any):
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        for p in (p for g in self.param_groups for p in g["params"] if p.grad is not None):
+            s = self.state[p]
+            old = s.get("past", torch.zeros(0, *p.shape))
+            s["past"] = torch.cat([old[-2:], p.grad[None]])
+            s["last"] = s["past"][-1]
+            p -= 0.1 * s["past"].mean(0) + 0.01 * s["last"]
+
+
+MAKE: dict[str, Callable[[Any], Optimizer]] = {
+    "adamw": lambda p: torch.optim.AdamW(p, amsgrad=True),
+    "adamw fused": lambda p: torch.optim.AdamW(p, fused=True),
+    "adam foreach": lambda p: torch.optim.Adam(p, foreach=True),
+    "sgd": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
+    "plain sgd": lambda p: torch.optim.SGD(p, 0.1),
+    "adafactor": torch.optim.Adafactor,
+    "rprop": torch.optim.Rprop,
+    "nadam": torch.optim.NAdam,
+    "counts together": CountsTogether,
+    "replaces": Replaces,
+}
+ENGINES: list[Callable[[], Any]] = [LateEngine, SlowEngine, ShuffledEngine]
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizer_state, "PART_BYTES", SMALL)
+
+
+def hold(model: nn.Module, optimizer: Optimizer) -> StateOnHost:
+    with held_on_host(model, optimizer) as held:
+        return held
+
+
+def gradients(model: nn.Module, seed: int, without: int = -1) -> None:
+    g = torch.Generator().manual_seed(seed)
+    for i, p in enumerate(model.parameters()):
+        p.grad = None if i == without else torch.rand(p.shape, generator=g) - 0.5
+
+
+def pair(make: Callable[[Any], Optimizer]) -> list[tuple[nn.Module, Optimizer]]:
+    models = [net(), net()]
+    return [(m, make(m.parameters())) for m in models]
+
+
+def same(a: tuple[nn.Module, Optimizer], b: tuple[nn.Module, Optimizer]) -> bool:
+    """Whether weights, gradients and all of the state are the same."""
+    weights = [all(map(torch.equal, a[0].state_dict().values(), b[0].state_dict().values()))]
+    grads = [
+        (p.grad is None) == (q.grad is None) and (p.grad is None or q.grad is None or torch.equal(p.grad, q.grad))
+        for p, q in zip(a[0].parameters(), b[0].parameters(), strict=True)
+    ]
+    one, two = (o.state_dict()["state"] for _, o in (a, b))
+    state = [
+        torch.equal(x, two[i][k]) if isinstance(x, torch.Tensor) else x == two[i][k]
+        for i, entries in one.items() for k, x in entries.items()
+    ]  # fmt: skip
+    return all([*weights, *grads, *state, one.keys() == two.keys()])
+
+
+def on_device(optimizer: Optimizer, held: StateOnHost) -> int:
+    """Bytes of tensors of the state that lie in no block of the host's."""
+    blocks = {part.block.untyped_storage()._cdata for part in held._parts}
+    found = [t for s in optimizer.state.values() for t in s.values() if isinstance(t, torch.Tensor) and t.ndim]
+    return sum(t.nbytes for t in found if t.untyped_storage()._cdata not in blocks)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", MAKE)
+def test_steps_are_the_plain_ones_however_late_copies_are(
+    name: str, engine: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, small_parts: None
+) -> None:
+    used = engine()
+    monkeypatch.setattr(away, "engine_of", lambda device: used)
+    theirs, ours = pair(MAKE[name])
+    held = hold(*ours)
+    assert (len(held._parts) > 1) == (name not in ("counts together", "plain sgd"))
+    for i in range(4):
+        for model, optimizer in (theirs, ours):
+            gradients(model, i, without=i)
+            optimizer.step()
+        assert same(theirs, ours)
+        assert bool(on_device(ours[1], held)) == (name == "replaces")  # one tensor is a view of another
+    bring_back(ours[0])
+    gradients(theirs[0], 9), gradients(ours[0], 9)
+    theirs[1].step(), ours[1].step()
+    assert same(theirs, ours)
+    assert "step" not in vars(ours[1])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_training_is_the_plain_one(data: st.DataObject) -> None:
+    """Steps without some gradients, state that is loaded or replaced, new groups, and the state brought back at any time."""
+    name = data.draw(st.sampled_from(sorted(MAKE)))
+    used = data.draw(st.sampled_from([LateEngine, ShuffledEngine]))()
+    size = data.draw(st.sampled_from([1, SMALL, 10**9]))
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(optimizer_state, "PART_BYTES", size)
+        m.setattr(away, "engine_of", lambda device: used)
+        theirs, ours = pair(MAKE[name])
+        for i in range(data.draw(st.integers(1, 6))):
+            do = data.draw(st.sampled_from(["hold", "step", "step", "load", "replace", "bring back"]))
+            if do == "hold":
+                hold(*ours)
+            elif do == "bring back":
+                bring_back(ours[0])
+            elif do == "load":
+                saved = [copy.deepcopy(o.state_dict()) for _, o in (theirs, ours)]
+                for (_, o), doc in zip((theirs, ours), saved, strict=True):
+                    o.load_state_dict(doc)
+            elif do == "replace":
+                for model, o in (theirs, ours):
+                    for s in [o.state[p] for p in list(model.parameters())[i::2] if p in o.state]:
+                        s |= {k: t * 2 for k, t in s.items() if isinstance(t, torch.Tensor) and t.ndim}
+            else:
+                without = data.draw(st.integers(-1, 7))
+                for model, o in (theirs, ours):
+                    gradients(model, i, without)
+                    o.step()
+            assert same(theirs, ours), do
+
+
+def test_an_edge_that_is_left_out_is_seen(monkeypatch: pytest.MonkeyPatch, small_parts: None) -> None:
+    """Without it the tests above would prove nothing."""
+    monkeypatch.setattr(away, "engine_of", lambda device: LateEngine())
+    theirs, ours = pair(MAKE["adamw"])
+    hold(*ours)
+    real = Part.arrived
+
+    def without(self: Part, coming: Any) -> None:
+        if coming is not None:
+            coming.there.wait = lambda: None
+        real(self, coming)
+
+    monkeypatch.setattr(Part, "arrived", without)
+    for i in range(2):
+        for model, optimizer in (theirs, ours):
+            gradients(model, i)
+            optimizer.step()
+    assert not same(theirs, ours)
+
+
+def test_two_parts_are_on_the_device_at_most(monkeypatch: pytest.MonkeyPatch, small_parts: None) -> None:
+    theirs, ours = pair(MAKE["adamw"])
+    held = hold(*ours)
+    assert held.bytes == state_bytes(theirs[1], theirs[0])
+    seen: list[int] = []
+    step = held._previous
+
+    def watched(*args: Any) -> Any:
+        there = [part._whole.nbytes for part in held._parts if part._whole is not None]
+        seen.append(sum(there))
+        return step(*args)
+
+    held._previous = watched
+    for i in range(2):
+        gradients(ours[0], i)
+        ours[1].step()
+    assert len(seen) == 2 * len(held._parts) > 4
+    assert 0 < max(seen) <= held.most_bytes < held.bytes + 8 * 512 * 10
+
+
+def test_hooks_run_once_and_schedulers_made_before_or_after_count(small_parts: None) -> None:
+    theirs, ours = pair(MAKE["adamw"])
+    before = [torch.optim.lr_scheduler.ExponentialLR(o, 0.9) for _, o in (theirs, ours)]
+    hold(*ours)
+    after = [torch.optim.lr_scheduler.StepLR(o, 1, 0.5) for _, o in (theirs, ours)]
+    calls: list[str] = []
+    ours[1].register_step_pre_hook(lambda *_: calls.append("before"))
+    ours[1].register_step_post_hook(lambda *_: calls.append("after"))
+    for i in range(3):
+        for model, optimizer in (theirs, ours):
+            gradients(model, i)
+            optimizer.step()
+        for s in (*before, *after):
+            s.step()
+    assert same(theirs, ours)
+    assert calls == ["before", "after"] * 3
+
+
+def test_closures_and_grad_scalers_work(small_parts: None) -> None:
+    theirs, ours = pair(MAKE["adamw fused"])
+    hold(*ours)
+    x = torch.rand(8, 16)
+    losses = []
+    for model, optimizer in (theirs, ours):
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+
+        def closure(model: nn.Module = model, optimizer: Optimizer = optimizer) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss: torch.Tensor = model(x).square().mean()
+            loss.backward()
+            return loss
+
+        losses.append(optimizer.step(closure))
+        optimizer.zero_grad()
+        scaler.scale(model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        scaler.scale(model(x).square().mean() * float("inf")).backward()  # type: ignore[no-untyped-call]
+        scaler.step(optimizer)
+        optimizer.zero_grad()  # they are no numbers
+    assert torch.equal(losses[0], losses[1])
+    assert same(theirs, ours)
+
+
+def test_a_step_that_fails_can_be_taken_again(small_parts: None) -> None:
+    theirs, ours = pair(MAKE["sgd"])
+    held = hold(*ours)
+    for model, optimizer in (theirs, ours):
+        gradients(model, 0)
+        optimizer.step()
+        gradients(model, 1)
+    step, left = held._previous, [2]
+
+    def fails(*args: Any) -> Any:
+        left[0] -= 1
+        if not left[0]:
+            raise MemoryError("no more")
+        return step(*args)
+
+    held._previous = fails
+    with pytest.raises(MemoryError):
+        ours[1].step()
+    assert {p.grad is None for p in held._parts[0].params} == {True}
+    assert {p.grad is None for part in held._parts[1:] for p in part.params} == {False}
+    held._previous = step
+    ours[1].step()
+    theirs[1].step()
+    gradients(theirs[0], 2), gradients(ours[0], 2)
+    theirs[1].step(), ours[1].step()
+    assert same(theirs, ours)
+    assert not on_device(ours[1], held)
+
+
+def test_a_copy_that_fails_is_an_error_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch, small_parts: None) -> None:
+    theirs, ours = pair(MAKE["sgd"])
+    held = hold(*ours)
+    for model, optimizer in (theirs, ours):
+        gradients(model, 0)
+        optimizer.step()
+        gradients(model, 1)
+    with monkeypatch.context() as m:
+        broken = FailingEngine()
+        m.setattr(away, "engine_of", lambda device: broken)
+        with pytest.raises(OSError, match="the link is down"):
+            ours[1].step()
+    ours[1].step()  # of the parts that are left
+    theirs[1].step()
+    gradients(theirs[0], 2), gradients(ours[0], 2)
+    theirs[1].step(), ours[1].step()
+    assert same(theirs, ours)
+    assert not on_device(ours[1], held)
+
+
+def test_a_new_group_is_held_too(small_parts: None) -> None:
+    theirs, ours = pair(lambda p: torch.optim.AdamW([*p][:4]))
+    held = hold(*ours)
+    for model, optimizer in (theirs, ours):
+        gradients(model, 0)
+        optimizer.step()
+        optimizer.add_param_group({"params": [*model.parameters()][4:], "lr": 0.5})
+        gradients(model, 1)
+        optimizer.step()
+    assert same(theirs, ours)
+    assert not on_device(ours[1], held)
+
+
+def test_what_cannot_be_done_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = net()
+    for optimizer, words in (
+        ("adamw", "give it as optimizer="),
+        (None, "give it as optimizer="),
+        (torch.optim.LBFGS(model.parameters()), "runs the model while it steps"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            rekindle.checkpoint(
+                model, torch.rand(8, 16), budget=0.9, optimizer=optimizer, offload="optimizer", progress=False
+            )
+    with pytest.raises(UsageError, match=r"is for rekindle.checkpoint"):
+        rekindle.plan(rekindle.trace(model, torch.rand(8, 16)), budget=0.9, offload="optimizer")
+    theirs = CountsTogether(model.parameters())
+    hold(model, theirs)
+    with pytest.raises(RekindleError, match="call step\\(\\) without a closure"):
+        theirs.step(lambda: torch.zeros(()))
+    with pytest.raises(RekindleError, match="steps by another function"):
+        type(theirs).step(theirs)
+    bring_back(model)
+    type(theirs).step(theirs)
+    monkeypatch.setattr(away, "host_room", lambda: 100)
+    with pytest.raises(RekindleError, match="the host has 100 B left for it"):
+        hold(model, torch.optim.AdamW(model.parameters()))
+
+
+@pytest.fixture
+def big() -> tuple[nn.Module, torch.Tensor, Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(128, 256), nn.GELU(), nn.Linear(256, 128)) for _ in range(4)])
+    return model, torch.rand(64, 128), torch.optim.AdamW(model.parameters())
+
+
+def test_checkpoint_leaves_the_state_out_of_the_step(
+    big: tuple[nn.Module, torch.Tensor, Optimizer], capsys: pytest.CaptureFixture[str], small_parts: None
+) -> None:
+    model, x, optimizer = big
+    twin = copy.deepcopy(model)
+    theirs = torch.optim.AdamW(twin.parameters())
+    counted = rekindle.trace(model, x, optimizer=optimizer).graph.resident_bytes
+    rekindle.checkpoint(model, x, budget="4MiB", optimizer=optimizer, offload="optimizer")
+    plan: Any = model.forward.plan  # type: ignore[union-attr]
+    assert plan.graph.resident_bytes == counted - state_bytes(optimizer, model)
+    said = capsys.readouterr().err
+    assert "the host holds the state of AdamW (2.0 MiB)" in said
+    assert 'the optimizer\'s state (2.0 MiB), which offload="optimizer" holds on the host' in plan.sentence
+    for _ in range(3):
+        for m, o in ((twin, theirs), (model, optimizer)):
+            o.zero_grad()
+            m(x).square().mean().backward()
+            o.step()
+    assert same((twin, theirs), (model, optimizer))
+    rekindle.checkpoint(model, x, budget="8MiB", optimizer=optimizer, progress=False)  # not held any more
+    assert "step" not in vars(optimizer)
+    assert model.forward.plan.graph.resident_bytes == counted  # type: ignore[union-attr]
+
+
+def test_a_checkpoint_that_fails_leaves_the_optimizer_as_it_was(
+    big: tuple[nn.Module, torch.Tensor, Optimizer],
+) -> None:
+    model, x, optimizer = big
+    model(x).square().mean().backward()
+    optimizer.step()
+    before = {id(t) for s in optimizer.state.values() for t in s.values()}
+    sizes = len(optimizer._optimizer_step_pre_hooks)
+    with pytest.raises(InfeasibleBudget, match="while AdamW steps"):
+        rekindle.checkpoint(model, x, budget="2MiB", optimizer=optimizer, offload="optimizer", progress=False)
+    with pytest.raises(TraceError):
+        rekindle.checkpoint(model, x[:, 1:], budget="6MiB", optimizer=optimizer, offload="optimizer", progress=False)
+    assert "step" not in vars(optimizer)
+    assert len(optimizer._optimizer_step_pre_hooks) == sizes
+    assert len(before) == sum(map(len, optimizer.state.values()))
+
+
+def test_the_optimizer_of_parts_is_held_too(big: tuple[nn.Module, torch.Tensor, Optimizer], small_parts: None) -> None:
+    model, x, optimizer = big
+    rekindle.checkpoint(model, x, budget="8MiB", parts="*", optimizer=optimizer, offload="optimizer", progress=False)
+    plan: Any = model.forward.plan  # type: ignore[union-attr]
+    assert 'which offload="optimizer" holds on the host' in plan.sentence
+    rekindle.restore(model)
+    assert "step" not in vars(optimizer)
