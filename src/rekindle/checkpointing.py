@@ -113,22 +113,25 @@ def state_held(model: nn.Module, asked: Asked) -> Iterator[None]:
         bring_back(model)
         return
     with held_on_host(model, asked.captured.optimizer) as held:
-        _check_step(model, asked.options.goal.budget, held)
+        _check_step(model, asked.options, held)
         yield
     notices.say(f"{type(model).__name__}: {held.words}", aloud=asked.options.progress is not False)
 
 
-def _check_step(model: nn.Module, budget: int | None, held: StateOnHost) -> None:
+def _check_step(model: nn.Module, options: PlanOptions, held: StateOnHost) -> None:
     """Check that the step of an optimizer whose state the host holds fits."""
-    needed = resident_bytes(model, []) + held.most_bytes
-    if budget is not None and needed > budget:
-        name = type(held.optimizer).__name__
-        raise InfeasibleBudget(
-            f"budget={format_bytes(budget)}: while {name} steps, parameters and gradients and at most "
-            f"{format_bytes(held.most_bytes)} of its state are on the device, {format_bytes(needed)} in all; give at least so "
-            "much, or train fewer parameters",
-            budget=budget, smallest_peak=needed, bound_bytes=needed, op=f"{name}.step",
-        )  # fmt: skip
+    budget, needed = options.goal.budget, resident_bytes(model, []) + held.most_bytes
+    if budget is None or needed <= budget:
+        return
+    name = type(held.optimizer).__name__
+    words = (
+        f"budget={format_bytes(budget)}: while {name} steps, parameters and gradients and at most "
+        f"{format_bytes(held.most_bytes)} of its state are on the device, {format_bytes(needed)} in all; give at least so "
+        "much, or train fewer parameters"
+    )
+    if not options.or_least:
+        raise InfeasibleBudget(words, budget=budget, smallest_peak=needed, bound_bytes=needed, op=f"{name}.step")
+    notices.warn(words)
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ class PlanCallback(Callback):
         if options.get("offload") == WITH_STATE:
             raise UsageError(
                 'offload="optimizer" needs the optimizer that steps, and PlanCallback plans before Lightning makes it; leave '
-                "PlanCallback out, and call rekindle.checkpoint(…, optimizer=…) in on_fit_start"
+                "PlanCallback out, and call rekindle.checkpoint(…, optimizer=…) in on_train_start"
             )
         Goal.parse(budget, options.get("max_overhead"), options.get("minimize"))
         flag("restore_after", restore_after)

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import rekindle
 from rekindle import UsageError
 from rekindle.torch.costs.optimizer_trial import names
-from rekindle.torch.costs.optimizers import not_counted, state_bytes
+from rekindle.torch.costs.optimizers import counted, state_bytes
 
 OPTIM: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "adafactor": (torch.optim.Adafactor, {}),
@@ -219,8 +219,13 @@ def test_state_of_an_unforeseen_size_is_refused() -> None:
 
 def test_what_a_budget_leaves_out() -> None:
     model = nn.Linear(1024, 512)
-    assert not_counted(model) == "optimizer state (AdamW would add 4.0 MiB)"
-    assert not_counted(nn.ReLU()) == not_counted(model.requires_grad_(False)) == ""
+    assert counted(model, None, None)[1] == "optimizer state (AdamW would add 4.0 MiB)"
+    assert counted(model, "adamw", None) == (state_bytes("adamw", model), "")
+    held = 'the optimizer\'s state (4.0 MiB), which offload="optimizer" holds on the host'
+    assert counted(model, "adamw", 0) == (0, held)
+    assert counted(model, "sgd", 0) == counted(model, "unknown here", 0) == counted(model, None, 0) == (0, "")
+    model.requires_grad_(False)
+    assert counted(nn.ReLU(), None, None) == counted(model, None, None) == (0, "")
 
 
 @pytest.mark.parametrize("given", ["adamw", torch.optim.AdamW, "instance"])

@@ -184,7 +184,7 @@ def test_two_hundred_steps_take_no_more_memory_than_the_first_ones(twins: Any) -
 def test_no_block_is_made_in_a_step(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     _, ours, x = pair
     ours(x)
-    monkeypatch.setattr(HostPool, "_made", lambda self, size: 1 / 0)
+    monkeypatch.setattr(away, "host_block", lambda size, device: 1 / 0)
     for _ in range(3):
         step(ours, x)
 

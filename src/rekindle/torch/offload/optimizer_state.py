@@ -19,6 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...errors import RekindleError, UsageError
+from ...estimates.estimate import format_seconds
 from ...saying import notices
 from ...saying.sizes import format_bytes
 from ..costs.link import link_of
@@ -87,7 +88,7 @@ class StateOnHost:
         whole = "" if self._alone else ", which is all of it, as parameters do not step by themselves"
         return (
             f"the host holds the state of {name} ({format_bytes(self.bytes)}); each step() copies it "
-            f"in about {seconds:.2g} s, with at most {format_bytes(self.most_bytes)} on the device{whole}"
+            f"in about {format_seconds(seconds)}, with at most {format_bytes(self.most_bytes)} on the device{whole}"
         )
 
     def send_all(self) -> None:

@@ -53,7 +53,7 @@ class Part:
     """
 
     def __init__(self, optimizer: Optimizer, params: list[nn.Parameter], size: int):
-        self.params, self.device, self._optimizer = params, params[0].device, optimizer
+        self.params, self._optimizer = params, optimizer
         self.block, self.staying = away.host_block(_aligned(size), self.device), 0
         self._slots: list[Slot] = []  # of the tensors that were on the host last
         self._on_host: list[torch.Tensor] = []
@@ -61,6 +61,11 @@ class Part:
         self._whole: torch.Tensor | None = None  # the block in which they lie there; None: they lie by themselves
         self._bytes = 0  # of all of them in a block
         self._left: away.Event | None = None  # the end of the last copy to the host
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the parameters, which may move with their model."""
+        return self.params[0].device
 
     def fetch(self) -> Coming | None:
         """Begin to copy the part to the device. None: nothing of it is away."""
