@@ -21,6 +21,7 @@ from rekindle import Plan, Trace, zoo
 from rekindle.torch.costs.devices import closest
 from rekindle.torch.measure.as_before import same
 from rekindle.torch.measure.memory import allocator_peak
+from rekindle.torch.offload import optimizer_state
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before cuBLAS is first used: else its sums may vary
 
@@ -114,6 +115,29 @@ def test_training_is_the_same_with_recurrent_layers() -> None:
     """cuDNN's kernels cannot be captured; see tests/matrix."""
     with torch.backends.cudnn.flags(enabled=False):
         expect_parity("lstm_fused")
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_optimizers_state_comes_and_goes(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizer_state, "PART_BYTES", 2**22)
+    left, taken = [], []
+    for held in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), nn.GELU()) for _ in range(8))).to(DEVICE)
+        x = torch.rand(256, 512, device=DEVICE)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
+        if held:
+            rekindle.checkpoint(model, x, budget="1GiB", optimizer=optimizer, offload="optimizer", progress=False)
+        for _ in range(4):
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        state = [t for p in model.parameters() for t in optimizer.state[p].values()]
+        taken.append(sum(t.nbytes for t in state if t.device.type == DEVICE))
+        left.append([t.detach().cpu().clone() for t in [*model.parameters(), *state]])
+        rekindle.restore(model)
+    assert all(map(torch.equal, *left))
+    assert DEVICE == "cpu" or taken[1] < 0.01 * taken[0]
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONAL)
