@@ -137,8 +137,8 @@ def _made(cls: type, groups: Sequence[tuple[list[nn.Parameter], Options]], defau
 def steps_each_alone(optimizer: Optimizer) -> bool:
     """Whether the optimizer gives the same bits if it steps its parameters one after another, the others without gradients.
 
-    Two optimizers of its class and first groups are tried on tiny parameters. One that counts its steps for all parameters together,
-    or looks at the norm of all gradients, does not.
+    Two optimizers of its class and first groups are tried on tiny parameters. One that counts its steps for all parameters
+    together, or looks at the norm of all gradients, does not.
     """
     params = [p for g in optimizer.param_groups for p in g["params"]]
     shapes = {p.ndim: _PRIMES[: p.ndim] for p in params}
