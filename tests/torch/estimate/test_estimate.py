@@ -20,7 +20,7 @@ from rekindle.estimates.estimate import PARTS
 from rekindle.model.graph import Graph
 from rekindle.model.plan import Plan
 from rekindle.planning.planner import plan_graph
-from rekindle.torch.estimate import planned_batches
+from rekindle.torch.estimate import kernel_memory, planned_batches
 from rekindle.torch.estimate.largest import BatchSearch, OtherBatches
 from rekindle.torch.estimate.planned_batches import Model, PlannedBatches
 from rekindle.torch.estimate.verbs import EstimateRequest
@@ -440,3 +440,12 @@ def test_no_larger_batch_is_tried_when_the_time_is_over() -> None:
     assert found.more
     assert found > found.plain
     assert found.sentence.endswith("; larger ones were not tried, which a higher effort does")
+
+
+def test_a_mistake_of_our_own_is_no_kernel_that_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(like: object) -> None:
+        raise AttributeError("no such method")
+
+    monkeypatch.setattr(kernel_memory, "made_up", wrong)
+    with pytest.raises(AttributeError):
+        rekindle.estimate(nn.Conv2d(8, 8, 3), torch.rand(4, 8, 16, 16))
