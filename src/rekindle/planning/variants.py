@@ -22,6 +22,7 @@ from ..model.plan import Plan
 from ..model.rewriting import Plain, Rewrite, Rewriting
 from ..model.rewriting_words import short
 from ..saying.progress import announce
+from ..saying.sizes import format_bytes
 from .own_terms import beside_captured, once, overhead_beside, own_goal, plain_figures
 
 log = logging.getLogger("rekindle")
@@ -172,8 +173,13 @@ class Choice:
         if not self.refusals:
             return self._plan_as_captured()
         refused = min(self.refusals, key=lambda e: e.smallest_peak)
-        refused.bound_bytes = min(e.bound_bytes for e in self.refusals)  # what is proven of every graph
-        raise refused
+        least = min(self.refusals, key=lambda e: e.bound_bytes)
+        if least.bound_bytes == refused.bound_bytes:
+            raise refused
+        raise InfeasibleBudget(
+            f"{refused}. With other rewrites the bound is {format_bytes(least.bound_bytes)}, set by {least.op}",
+            budget=refused.budget, smallest_peak=refused.smallest_peak, bound_bytes=least.bound_bytes, op=least.op,
+        )  # fmt: skip
 
     def _comes_near(self, limit: int) -> bool:
         """Whether the smallest peak of the graphs that were refused is not far above the budget."""

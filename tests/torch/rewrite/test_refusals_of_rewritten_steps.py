@@ -10,6 +10,8 @@ from torch import nn
 
 import rekindle
 from marks import every
+from rekindle import zoo
+from rekindle.saying.sizes import format_bytes
 from rekindle.torch.trace import Trace
 
 
@@ -34,6 +36,17 @@ def test_a_budget_is_not_refused_before_rewritten_steps_are_searched_as_was_aske
     found = rekindle.plan(traced, 0.155, cost="flops", cache=False, progress=False)
     assert found.rewriting is not None
     assert found.activation_peak_bytes <= 0.155 * found.baseline_activation_bytes
+
+
+def test_a_refusal_names_the_bound_of_every_step_that_was_looked_at() -> None:
+    """The rewritten step of the smallest peak has a higher bound than another one."""
+    traced = rekindle.trace(*zoo.load("gpt", batch=4), progress=False)
+    with pytest.raises(rekindle.InfeasibleBudget) as e:
+        rekindle.plan(traced, 0.02, cost="flops", effort="quick", cache=False, progress=False)
+    named = [int(n) for n in re.findall(r"no schedule exists below .*?\((\d+) bytes\)", str(e.value))]
+    assert e.value.bound_bytes < named[0]
+    bound = format_bytes(e.value.bound_bytes)
+    assert str(e.value).endswith(f"With other rewrites the bound is {bound}, set by {e.value.op}")
 
 
 @pytest.mark.parametrize("asked", every(2, [0.01, 1000]))
