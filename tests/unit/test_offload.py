@@ -20,6 +20,7 @@ from graphs_by_hand import chain, unrolled
 from plan_documents import damaged, one_folder
 from rekindle import FormatError, Graph, InfeasibleBudget, Link, Plan, UsageError, bounds
 from rekindle.ask import Budget, PlanOptions
+from rekindle.explain.words import resident_words
 from rekindle.model import formats
 from rekindle.model.schedule import Schedule
 from rekindle.planning.planner import plan_graph
@@ -43,6 +44,14 @@ def planned(**more: Any) -> Plan:
 def test_an_offload_that_is_none_is_refused(offload: Any) -> None:
     with pytest.raises(UsageError, match='offload=.* must be True, False or "auto"'):
         planned(offload=offload)
+
+
+def test_state_is_moved_by_checkpoint_alone() -> None:
+    with pytest.raises(UsageError, match="leave optimizer= out"):
+        planned(offload="optimizer")
+    words = resident_words(90, 100, 40)
+    assert words.endswith('with less state does, and offload="optimizer" keeps its state on the host.')
+    assert resident_words(90, 100, 0).endswith("with less state does.")
 
 
 @pytest.mark.parametrize("host", ["a lot", -1, 1.5, True, [8], "8 apples", float("nan")])

@@ -153,9 +153,10 @@ def resident_words(resident_bytes: int, peak_bytes: int, state_bytes: int | None
     if not resident_bytes or resident_bytes < RESIDENT_LEAST_SHARE * peak_bytes:
         return ""
     state = f" (of which the optimizer's state {format_bytes(state_bytes)})" if state_bytes else ""
+    moved = ', and offload="optimizer" keeps its state on the host' if state_bytes else ""
     return (
         f"Parameters, gradients, buffers and inputs{state} take {of_bytes(resident_bytes, peak_bytes)}: no plan for "
-        "activations lowers them; sharding, fewer trained parameters or an optimizer with less state does."
+        f"activations lowers them; sharding, fewer trained parameters or an optimizer with less state does{moved}."
     )
 
 

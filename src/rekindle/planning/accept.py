@@ -45,7 +45,7 @@ def search(asked: PlanOptions) -> PlanOptions:
         raise UsageError(
             'offload="optimizer" is for rekindle.checkpoint, which is given the optimizer itself; here leave optimizer= out, '
             'so that its state does not count, and give offload="auto"'
-            if asked.offload == WITH_STATE
+            if isinstance(asked.offload, str) and asked.offload == WITH_STATE
             else f'offload={value(asked.offload)} must be True, False or "auto", or for rekindle.checkpoint "optimizer"'
         )
     if asked.offload is True and asked.cost != "seconds":
