@@ -83,6 +83,11 @@ class Asked:
                 f"unused={list(unused)} is for a plan of the whole model; with parts=, the model itself makes its results. "
                 "Leave out one of the two"
             )
+        if holds_state and given["gradients"] == "consumed":
+            raise UsageError(
+                'offload="optimizer" is for an optimizer that steps after backward, and gradients="consumed" for one that steps '
+                "inside it; leave out one of the two"
+            )
         captured = TraceOptions(
             given["loss"],
             optimizer=given["optimizer"],

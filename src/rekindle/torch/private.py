@@ -368,10 +368,22 @@ def negated_view(t: torch.Tensor) -> torch.Tensor:
     return torch._neg_view(t)
 
 
-def optimizer_hooks(optimizer: torch.optim.Optimizer | None = None) -> Sequence[dict[int, Any]]:
-    """The tables of hooks on the steps of all optimizers, and of this one; a release of torch may lack them."""
+def optimizer_hooks() -> Sequence[dict[int, Any]]:
+    """The tables of hooks on the steps of all optimizers; a release of torch may lack them."""
     from torch.optim import optimizer as internals
 
-    owners: list[tuple[Any, str]] = [(internals, "_global_optimizer_"), (optimizer, "_optimizer_step_")]
-    tables = [(owner, f"{name}{when}_hooks") for owner, name in owners for when in ("pre", "post")]
-    return [hooks for owner, k in tables if (hooks := getattr(owner, k, None)) is not None]
+    names = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
+    return [hooks for k in names if (hooks := getattr(internals, k, None)) is not None]
+
+
+def step_is_its_own(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer is one of PyTorch's, and nothing but a learning-rate scheduler has wrapped its step."""
+    ours = type(optimizer).__module__.split(".")[:2] == ["torch", "optim"]
+    wrapped = "step" in vars(optimizer) and not hasattr(optimizer.step, "_wrapped_by_lr_sched")
+    return ours and not wrapped
+
+
+def step_without_hooks(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+    """One step of an optimizer whose step is its own, without the hooks around it. Schedulers see that it stepped."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+    return type(optimizer).step.__wrapped__(optimizer, *args, **kwargs)  # type: ignore[attr-defined]

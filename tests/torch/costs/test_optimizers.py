@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import rekindle
 from rekindle import UsageError
-from rekindle.torch.costs.optimizer_trial import names, optimizers_by_name, steps_each_alone
+from rekindle.torch.costs.optimizer_trial import names
 from rekindle.torch.costs.optimizers import counted, state_bytes
 
 OPTIM: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
@@ -235,25 +235,3 @@ def test_a_trace_counts_it_before_the_first_step(given: Any) -> None:
     bare = rekindle.trace(model, x).graph.resident_bytes
     with_state = rekindle.trace(model, x, optimizer=optimizer if given == "instance" else given).graph.resident_bytes
     assert with_state - bare == stepped(optimizer)
-
-
-class ByNorm(torch.optim.SGD):
-    """Divides all gradients by the norm of all."""
-
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
-        torch.nn.utils.clip_grad_norm_(self.param_groups[0]["params"], 0.1)
-        return super().step(closure)
-
-
-@pytest.mark.parametrize("name", sorted({*names()} - {"lbfgs", "muon"}))
-def test_the_parameters_of_most_optimizers_step_by_themselves(name: str) -> None:
-    cls, options = optimizers_by_name()[name]
-    optimizer = cls(nn.Sequential(nn.Linear(4, 9), nn.Conv2d(2, 3, 3)).parameters(), **options)
-    random, state = torch.get_rng_state(), copy.deepcopy(optimizer.state_dict())
-    assert steps_each_alone(optimizer)
-    assert torch.equal(torch.get_rng_state(), random)
-    assert str(optimizer.state_dict()) == str(state)
-
-
-def test_the_parameters_of_some_optimizers_step_together() -> None:
-    assert not steps_each_alone(ByNorm(nn.Linear(4, 9).parameters(), lr=0.1))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,16 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import rekindle
 from copy_engines import FailingEngine, LateEngine, ShuffledEngine, SlowEngine
 from rekindle import InfeasibleBudget, RekindleError, TraceError, UsageError
+from rekindle.torch.costs.optimizer_trial import names, optimizers_by_name
 from rekindle.torch.costs.optimizers import state_bytes
 from rekindle.torch.offload import away, optimizer_state
 from rekindle.torch.offload.optimizer_state import StateOnHost, bring_back, held_on_host
 from rekindle.torch.offload.state_part import Part
 
-SMALL = 2 * 4096 + 2 * 512 * 8  # bytes of parts, so that the model below has several
+SMALL = 2 * 4096 + 2 * 512 * 8  # bytes of parts of a few parameters of the model below
 
 
 def net() -> nn.Module:
@@ -29,58 +33,58 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 24), nn.Linear(24, 4))
 
 
-class CountsTogether(Optimizer):
-    """Scales all updates by one count of its steps, and so must step all parameters at once."""
+class Counts(Optimizer):
+    """Divides its updates by a count of its steps, keeps past gradients in a tensor that grows, and a view of that tensor."""
 
     def __init__(self, params: Any):
         super().__init__(params, {"lr": 0.1})
-        self.param_groups[0]["steps"] = 0
+        self.steps = 0
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:  # type: ignore[override]
-        loss = None if closure is None else closure()
-        self.param_groups[0]["steps"] += 1
-        for p in self.param_groups[0]["params"]:
-            if p.grad is not None:
-                mean = self.state[p].setdefault("mean", torch.zeros_like(p))
-                p -= mean.lerp_(p.grad, 0.1) / self.param_groups[0]["steps"]
-        return loss
-
-
-class Replaces(Optimizer):
-    """Makes the tensors of its state anew at each step; they grow, and one of them is a view of another."""
-
-    def __init__(self, params: Any):
-        super().__init__(params, {"lr": 0.1})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        self.steps += 1
         for p in (p for g in self.param_groups for p in g["params"] if p.grad is not None):
             s = self.state[p]
-            old = s.get("past", torch.zeros(0, *p.shape))
-            s["past"] = torch.cat([old[-2:], p.grad[None]])
+            mean = s.setdefault("mean", torch.zeros_like(p))
+            s["past"] = torch.cat([s.get("past", torch.zeros(0, *p.shape))[-2:], p.grad[None]])
             s["last"] = s["past"][-1]
-            p -= 0.1 * s["past"].mean(0) + 0.01 * s["last"]
+            p -= mean.lerp_(p.grad, 0.1) / self.steps + 0.1 * s["past"].mean(0) + 0.01 * s["last"]
 
 
-MAKE: dict[str, Callable[[Any], Optimizer]] = {
-    "adamw": lambda p: torch.optim.AdamW(p, amsgrad=True),
-    "adamw fused": lambda p: torch.optim.AdamW(p, fused=True),
+class ByNorm(torch.optim.SGD):
+    """Divides all gradients by the norm of all, and keeps them in its state."""
+
+    def __init__(self, params: Any):
+        super().__init__(params, 0.1, momentum=0.9)
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        params = [p for g in self.param_groups for p in g["params"] if p.grad is not None]
+        torch.nn.utils.clip_grad_norm_(params, 0.1)
+        for p in params:
+            self.state[p]["gradient"] = p.grad
+        return super().step(closure)
+
+
+def by_name(name: str) -> Callable[[Any], Optimizer]:
+    cls, options = optimizers_by_name()[name]
+    return lambda params: cls([p for p in params if p.ndim == 2 or name != "muon"], **options)
+
+
+OWN: dict[str, Callable[[Any], Optimizer]] = {name: by_name(name) for name in {*names()} - {"lbfgs", "lion"}} | {
+    "adamw fused": lambda p: torch.optim.AdamW(p, amsgrad=True, fused=True),
     "adam foreach": lambda p: torch.optim.Adam(p, foreach=True),
-    "sgd": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
-    "plain sgd": lambda p: torch.optim.SGD(p, 0.1),
-    "adafactor": torch.optim.Adafactor,
-    "rprop": torch.optim.Rprop,
-    "nadam": torch.optim.NAdam,
-    "counts together": CountsTogether,
-    "replaces": Replaces,
+    "sgd by groups": lambda p: torch.optim.SGD(
+        [{"params": [q], "lr": 0.1 / (i + 1)} for i, q in enumerate(p)], momentum=0.9
+    ),
 }
+OTHERS: dict[str, Callable[[Any], Optimizer]] = {"counts": Counts, "by norm": ByNorm, "lion": by_name("lion")}
+MAKE = OWN | OTHERS
 ENGINES: list[Callable[[], Any]] = [LateEngine, SlowEngine, ShuffledEngine]
 
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimizer_state, "PART_BYTES", SMALL)
+    monkeypatch.setattr(optimizer_state, "PART_BYTES", 1)  # a part for each parameter that has state
 
 
 def hold(model: nn.Module, optimizer: Optimizer) -> StateOnHost:
@@ -122,7 +126,7 @@ def on_device(optimizer: Optimizer, held: StateOnHost) -> int:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("name", sorted(MAKE))
 def test_steps_are_the_plain_ones_however_late_copies_are(
     name: str, engine: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, small_parts: None
 ) -> None:
@@ -130,13 +134,13 @@ def test_steps_are_the_plain_ones_however_late_copies_are(
     monkeypatch.setattr(away, "engine_of", lambda device: used)
     theirs, ours = pair(MAKE[name])
     held = hold(*ours)
-    assert (len(held._parts) > 1) == (name not in ("counts together", "plain sgd"))
+    assert (len(held._parts) > 1) == (name in OWN and held.bytes > 0)
     for i in range(4):
         for model, optimizer in (theirs, ours):
             gradients(model, i, without=i)
             optimizer.step()
         assert same(theirs, ours)
-        assert bool(on_device(ours[1], held)) == (name == "replaces")  # one tensor is a view of another
+        assert bool(on_device(ours[1], held)) == (name in ("counts", "by norm"))  # they share memory
     bring_back(ours[0])
     gradients(theirs[0], 9), gradients(ours[0], 9)
     theirs[1].step(), ours[1].step()
@@ -144,7 +148,15 @@ def test_steps_are_the_plain_ones_however_late_copies_are(
     assert "step" not in vars(ours[1])
 
 
-@settings(max_examples=60, deadline=None)
+def zeros(optimizer: Optimizer) -> dict[str, Any]:
+    """A state of zeros."""
+    doc = copy.deepcopy(optimizer.state_dict())
+    for t in (t for s in doc["state"].values() for t in s.values() if isinstance(t, torch.Tensor)):
+        t.zero_()
+    return doc
+
+
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_any_training_is_the_plain_one(data: st.DataObject) -> None:
     """Steps without some gradients, state that is loaded or replaced, new groups, and the state brought back at any time."""
@@ -156,7 +168,9 @@ def test_any_training_is_the_plain_one(data: st.DataObject) -> None:
         m.setattr(away, "engine_of", lambda device: used)
         theirs, ours = pair(MAKE[name])
         for i in range(data.draw(st.integers(1, 6))):
-            do = data.draw(st.sampled_from(["hold", "step", "step", "load", "replace", "bring back"]))
+            do = data.draw(
+                st.sampled_from(["hold", "step", "step", "load", "load back", "replace", "data", "bring back"])
+            )
             if do == "hold":
                 hold(*ours)
             elif do == "bring back":
@@ -165,6 +179,16 @@ def test_any_training_is_the_plain_one(data: st.DataObject) -> None:
                 saved = [copy.deepcopy(o.state_dict()) for _, o in (theirs, ours)]
                 for (_, o), doc in zip((theirs, ours), saved, strict=True):
                     o.load_state_dict(doc)
+            elif do == "load back":
+                saved = [o.state_dict() for _, o in (theirs, ours)]
+                for (_, o), doc in zip((theirs, ours), saved, strict=True):
+                    o.load_state_dict(zeros(o))
+                    o.load_state_dict(doc)
+            elif do == "data":
+                for _, o in (theirs, ours):
+                    for s in o.state.values():
+                        for t in (t for t in s.values() if isinstance(t, torch.Tensor) and t.ndim):
+                            t.data = t.data + 1
             elif do == "replace":
                 for model, o in (theirs, ours):
                     for s in [o.state[p] for p in list(model.parameters())[i::2] if p in o.state]:
@@ -197,24 +221,24 @@ def test_an_edge_that_is_left_out_is_seen(monkeypatch: pytest.MonkeyPatch, small
     assert not same(theirs, ours)
 
 
-def test_two_parts_are_on_the_device_at_most(monkeypatch: pytest.MonkeyPatch, small_parts: None) -> None:
+@pytest.mark.parametrize("without", [-1, 2])
+def test_two_parts_are_on_the_device_at_most(without: int, monkeypatch: pytest.MonkeyPatch, small_parts: None) -> None:
     theirs, ours = pair(MAKE["adamw"])
     held = hold(*ours)
     assert held.bytes == state_bytes(theirs[1], theirs[0])
     seen: list[int] = []
-    step = held._previous
+    real = optimizer_state.step_without_hooks
 
     def watched(*args: Any) -> Any:
-        there = [part._whole.nbytes for part in held._parts if part._whole is not None]
-        seen.append(sum(there))
-        return step(*args)
+        seen.append(sum(part._whole.nbytes for part in held._parts if part._whole is not None))
+        return real(*args)
 
-    held._previous = watched
+    monkeypatch.setattr(optimizer_state, "step_without_hooks", watched)
     for i in range(2):
-        gradients(ours[0], i)
+        gradients(ours[0], i, without)
         ours[1].step()
-    assert len(seen) == 2 * len(held._parts) > 4
-    assert 0 < max(seen) <= held.most_bytes < held.bytes + 8 * 512 * 10
+    assert len(seen) == 2 * (len(held._parts) - (without >= 0))
+    assert 0 < max(seen) <= held.most_bytes
 
 
 def test_hooks_run_once_and_schedulers_made_before_or_after_count(small_parts: None) -> None:
@@ -225,14 +249,16 @@ def test_hooks_run_once_and_schedulers_made_before_or_after_count(small_parts: N
     calls: list[str] = []
     ours[1].register_step_pre_hook(lambda *_: calls.append("before"))
     ours[1].register_step_post_hook(lambda *_: calls.append("after"))
+    everywhere = register_optimizer_step_pre_hook(lambda o, *_: calls.append("all") if o is ours[1] else None)
     for i in range(3):
         for model, optimizer in (theirs, ours):
             gradients(model, i)
             optimizer.step()
         for s in (*before, *after):
             s.step()
+    everywhere.remove()
     assert same(theirs, ours)
-    assert calls == ["before", "after"] * 3
+    assert calls == ["all", "before", "after"] * 3
 
 
 def test_closures_and_grad_scalers_work(small_parts: None) -> None:
@@ -262,14 +288,14 @@ def test_closures_and_grad_scalers_work(small_parts: None) -> None:
     assert same(theirs, ours)
 
 
-def test_a_step_that_fails_can_be_taken_again(small_parts: None) -> None:
-    theirs, ours = pair(MAKE["sgd"])
+def test_a_step_that_fails_can_be_taken_again(monkeypatch: pytest.MonkeyPatch, small_parts: None) -> None:
+    theirs, ours = pair(MAKE["sgd-momentum"])
     held = hold(*ours)
     for model, optimizer in (theirs, ours):
         gradients(model, 0)
         optimizer.step()
         gradients(model, 1)
-    step, left = held._previous, [2]
+    step, left = optimizer_state.step_without_hooks, [2]
 
     def fails(*args: Any) -> Any:
         left[0] -= 1
@@ -277,12 +303,14 @@ def test_a_step_that_fails_can_be_taken_again(small_parts: None) -> None:
             raise MemoryError("no more")
         return step(*args)
 
-    held._previous = fails
-    with pytest.raises(MemoryError):
-        ours[1].step()
+    groups = ours[1].param_groups
+    with monkeypatch.context() as m:
+        m.setattr(optimizer_state, "step_without_hooks", fails)
+        with pytest.raises(MemoryError):
+            ours[1].step()
+    assert ours[1].param_groups is groups
     assert {p.grad is None for p in held._parts[0].params} == {True}
     assert {p.grad is None for part in held._parts[1:] for p in part.params} == {False}
-    held._previous = step
     ours[1].step()
     theirs[1].step()
     gradients(theirs[0], 2), gradients(ours[0], 2)
@@ -292,7 +320,7 @@ def test_a_step_that_fails_can_be_taken_again(small_parts: None) -> None:
 
 
 def test_a_copy_that_fails_is_an_error_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch, small_parts: None) -> None:
-    theirs, ours = pair(MAKE["sgd"])
+    theirs, ours = pair(MAKE["sgd-momentum"])
     held = hold(*ours)
     for model, optimizer in (theirs, ours):
         gradients(model, 0)
@@ -324,6 +352,71 @@ def test_a_new_group_is_held_too(small_parts: None) -> None:
     assert not on_device(ours[1], held)
 
 
+def test_another_group_of_an_optimizer_whose_state_comes_at_once_is_refused_each_time() -> None:
+    model = net()
+    optimizer = Counts([*model.parameters()][:4])
+    hold(model, optimizer)
+    gradients(model, 0)
+    optimizer.add_param_group({"params": [*model.parameters()][4:]})
+    before = copy.deepcopy(model.state_dict())
+    for _ in range(2):
+        with pytest.raises(RekindleError, match="comes to the device at once"):
+            optimizer.step()
+    assert all(map(torch.equal, before.values(), model.state_dict().values()))
+
+
+def test_parameters_that_are_trained_later_have_small_parts(small_parts: None) -> None:
+    model = net()
+    for p in model.parameters():
+        p.requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters())
+    held = hold(model, optimizer)
+    for p in model.parameters():
+        p.requires_grad_(True)
+    gradients(model, 0)
+    optimizer.step()
+    assert len(held._parts) > 1
+    assert not on_device(optimizer, held)
+
+
+def test_one_optimizer_may_train_two_models(small_parts: None) -> None:
+    one, two = net(), net()
+    optimizer = torch.optim.AdamW([*one.parameters(), *two.parameters()])
+    held = hold(one, optimizer)
+    assert hold(two, optimizer) is held
+    bring_back(one)
+    assert "step" in vars(optimizer)
+    bring_back(two)
+    assert "step" not in vars(optimizer)
+
+
+def test_an_optimizer_that_nobody_uses_dies() -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    dies = weakref.ref(hold(model, optimizer))
+    gc.collect()
+    assert dies() is not None
+    del optimizer
+    gc.collect()
+    assert dies() is None
+    bring_back(model)
+
+
+def test_what_stays_on_the_device_is_said() -> None:
+    class Lists(Counts):
+        def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+            super().step(closure)
+            for s in self.state.values():
+                s["all"] = [t.clone() for t in s.values() if isinstance(t, torch.Tensor)]
+
+    model = net()
+    optimizer = Lists(model.parameters())
+    hold(model, optimizer)
+    gradients(model, 0)
+    with pytest.warns(rekindle.RekindleWarning, match="of the state of Lists stay on the device"):
+        optimizer.step()
+
+
 def test_what_cannot_be_done_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     model = net()
     for optimizer, words in (
@@ -335,9 +428,14 @@ def test_what_cannot_be_done_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
             rekindle.checkpoint(
                 model, torch.rand(8, 16), budget=0.9, optimizer=optimizer, offload="optimizer", progress=False
             )
+    with pytest.raises(UsageError, match='gradients="consumed" for one that steps'):
+        rekindle.checkpoint(
+            model, torch.rand(8, 16), budget="1MiB", gradients="consumed", offload="optimizer", progress=False,
+            optimizer=torch.optim.AdamW(model.parameters()),
+        )  # fmt: skip
     with pytest.raises(UsageError, match=r"is for rekindle.checkpoint"):
         rekindle.plan(rekindle.trace(model, torch.rand(8, 16)), budget=0.9, offload="optimizer")
-    theirs = CountsTogether(model.parameters())
+    theirs = Counts(model.parameters())
     hold(model, theirs)
     with pytest.raises(RekindleError, match="call step\\(\\) without a closure"):
         theirs.step(lambda: torch.zeros(()))

@@ -10,7 +10,7 @@ import contextlib
 import copy
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -52,7 +52,6 @@ def names() -> list[str]:
 
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)
 _PLACES = {"fused": None, "foreach": None, "capturable": False}  # options that only choose how and where a step runs
-_GROUPS_TRIED = 4
 Learned = list[tuple[int, tuple[int, ...]]]  # bytes, and the parameter dimensions by whose sizes they are multiplied
 _learned: dict[Any, Learned] = {}
 
@@ -106,11 +105,15 @@ def _tried(
     """All state tensors after two steps on one parameter of this shape."""
     problem: Exception | None = None
     for places in ({}, _PLACES):  # a fused or capturable step may not exist on the CPU
+        at_hand = {k: x for k, x in places.items() if k in options}
         with _alone():
             try:
                 p = nn.Parameter(torch.ones(shape, dtype=dtype))
                 p.grad = torch.ones(shape, dtype=dtype)
-                made = _made(cls, [([p], options)], defaults, places)
+                group = {k: _copied(x) for k, x in (options | at_hand).items()}
+                asked = inspect.signature(cls).parameters
+                chosen = {k: _copied(x) for k, x in (defaults | at_hand).items() if k in asked}
+                made: Any = cls([{"params": [p], **group}], **chosen)
                 for _ in range(2):
                     made.step()
                 return list(tensors_of_state(made.state.values()))
@@ -123,59 +126,10 @@ def _tried(
     ) from problem
 
 
-def _made(cls: type, groups: Sequence[tuple[list[nn.Parameter], Options]], defaults: Options, places: Options) -> Any:
-    """An optimizer of the class on these groups. places : options that take the place of those that are given."""
-
-    def copied(options: Options) -> Options:
-        return {k: _copied(places.get(k, x)) for k, x in options.items()}
-
-    asked = inspect.signature(cls).parameters
-    chosen = copied({k: x for k, x in defaults.items() if k in asked})
-    return cls([{"params": params, **copied(options)} for params, options in groups], **chosen)
-
-
-def steps_each_alone(optimizer: Optimizer) -> bool:
-    """Whether the optimizer gives the same bits if it steps its parameters one after another, the others without gradients.
-
-    Two optimizers of its class and first groups are tried on tiny parameters. One that counts its steps for all parameters
-    together, or looks at the norm of all gradients, does not.
-    """
-    params = [p for g in optimizer.param_groups for p in g["params"]]
-    shapes = {p.ndim: _PRIMES[: p.ndim] for p in params}
-    for places in ({}, _PLACES):
-        with _alone(), contextlib.suppress(Exception):
-            whole, apart = (_trial_steps(optimizer, shapes, places, alone) for alone in (False, True))
-            return all(map(torch.equal, whole, apart))
-    return False
-
-
-def _trial_steps(
-    optimizer: Optimizer, shapes: dict[int, tuple[int, ...]], places: Options, alone: bool
-) -> list[torch.Tensor]:
-    """Tiny parameters after three steps. alone : each is stepped by itself."""
-    torch.manual_seed(0)
-    groups: list[tuple[list[nn.Parameter], Options]] = []
-    for group in optimizer.param_groups[:_GROUPS_TRIED]:
-        some = [*group["params"][:2], *group["params"][-1:]]
-        tiny = [nn.Parameter(torch.rand(shapes[p.ndim], dtype=p.dtype)) for p in some]
-        groups.append((tiny, {k: x for k, x in group.items() if k not in ("params", "param_names")}))
-    made = _made(type(optimizer), groups, optimizer.defaults, places)
-    params = [p for tiny, _ in groups for p in tiny]
-    for _ in range(3):
-        grads = [torch.rand_like(p) - 0.5 for p in params]
-        random = torch.get_rng_state()
-        for first in range(len(params) if alone else 1):
-            for i, p in enumerate(params):
-                p.grad = grads[i] if i == first or not alone else None
-            made.step()
-        torch.set_rng_state(random)
-    return [p.detach() for p in params]
-
-
 @contextlib.contextmanager
-def without_hooks(optimizer: Optimizer | None = None) -> Iterator[None]:
-    """Optimizers step inside without the hooks that the process has on all optimizers, and this one without its own."""
-    hooks = optimizer_hooks(optimizer)
+def without_hooks() -> Iterator[None]:
+    """Optimizers step inside without the hooks that the process has on all optimizers."""
+    hooks = optimizer_hooks()
     kept = [dict(h) for h in hooks]
     for h in hooks:
         h.clear()

@@ -48,8 +48,8 @@ class Engine(Protocol):
     def out(self, device: torch.Tensor, host: torch.Tensor) -> Event:
         """Copy to the host, after the ops asked for so far."""
 
-    def back(self, host: torch.Tensor, device: torch.Tensor, after: Event) -> Event:
-        """Copy to the device, after the ops asked for so far and after the event."""
+    def back(self, host: torch.Tensor, device: torch.Tensor, after: Event | None) -> Event:
+        """Copy to the device, after the ops asked for so far and after the event, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,10 @@ class GpuEngine:
     def out(self, device: torch.Tensor, host: torch.Tensor) -> Event:
         return self._copy(self._out, host, device)
 
-    def back(self, host: torch.Tensor, device: torch.Tensor, after: Event) -> Event:
-        assert isinstance(after, StreamEvent)
-        self._back.wait_event(after.event)
+    def back(self, host: torch.Tensor, device: torch.Tensor, after: Event | None) -> Event:
+        if after is not None:
+            assert isinstance(after, StreamEvent)
+            self._back.wait_event(after.event)
         return self._copy(self._back, device, host)
 
     def _copy(self, stream: torch.cuda.Stream, to: torch.Tensor, source: torch.Tensor) -> Event:
@@ -110,9 +111,10 @@ class ThreadEngine:
     def out(self, device: torch.Tensor, host: torch.Tensor) -> Event:
         return ThreadEvent(self._thread.submit(ctypes.memmove, host.data_ptr(), device.data_ptr(), device.nbytes))
 
-    def back(self, host: torch.Tensor, device: torch.Tensor, after: Event) -> Event:
+    def back(self, host: torch.Tensor, device: torch.Tensor, after: Event | None) -> Event:
         def copy(to: int, source: int, size: int) -> None:
-            after.wait()
+            if after is not None:
+                after.wait()
             ctypes.memmove(to, source, size)
 
         return ThreadEvent(self._thread.submit(copy, device.data_ptr(), host.data_ptr(), device.nbytes))
@@ -141,10 +143,10 @@ def host_block(size: int, device: torch.device) -> torch.Tensor:
     ------
     RekindleError : the system pins no more.
     """
+    # pages are pinned, so no two blocks share one
     pages = torch.empty((size // PAGE_BYTES + 2) * PAGE_BYTES, dtype=torch.uint8, device="cpu")
-    memory = pages[
-        (begin := -pages.data_ptr() % PAGE_BYTES) : begin + size
-    ]  # pages are pinned, so no two blocks share one
+    begin = -pages.data_ptr() % PAGE_BYTES
+    memory = pages[begin : begin + size]
     if device.type == "cuda":
         runtime: Any = torch.cuda.cudart()
         with torch.cuda.device(device):

@@ -1,8 +1,7 @@
 """An optimizer's state that the host holds: `step()` brings it to the device part by part, and takes it back.
 
-A part is the state of some parameters, in one block on either side, so that one copy moves it. While the optimizer steps one
-part, the next one comes and the last one leaves. The bits are those of a plain step: a copy is exact, and an optimizer is
-stepped part by part only if a trial shows that this changes none of its numbers.
+While the optimizer steps one part, the next one comes and the last one leaves. The bits are those of a plain step: a copy is
+exact, and the parameters of PyTorch's own optimizers step by themselves. All of another optimizer's state comes at once.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from types import MethodType
 from typing import Any
 
@@ -23,49 +22,47 @@ from ...estimates.estimate import format_seconds
 from ...saying import notices
 from ...saying.sizes import format_bytes
 from ..costs.link import link_of
-from ..costs.optimizer_trial import steps_each_alone, without_hooks
+from ..costs.optimizer_trial import tensors_of_state
 from ..costs.optimizers import innermost, state_of_each
+from ..private import step_is_its_own, step_without_hooks
 from . import away
 from .state_part import Part, bytes_in_block, is_plain
 
-PART_BYTES = (
-    2**27
-)  # of state that come at once; a guess: 2.7 ms at 50 GB/s, beside the Python of a step of about 0.5 ms
+# Of the state that comes at once. A guess: 2.7 ms at 50 GB/s, beside the Python of a step, which takes about 0.5 ms.
+PART_BYTES = 2**27
 STAYING_SHARE = 0.01  # of the state; where more cannot be moved, a warning says so
+FROZEN_TIMES = 2  # bytes of state per byte of a parameter that may be trained later; a guess
 
 
 class StateOnHost:
-    """Moves the state of one optimizer for as long as it steps. Made by `hold_on_host`.
+    """Moves the state of one optimizer for as long as it steps. Made by `held_on_host`.
 
     bytes : of the state. most_bytes : of the parts that are on the device at once.
     """
 
     def __init__(self, optimizer: Optimizer):
-        self.optimizer, self._off, self._stepping = optimizer, False, False
-        self._alone = steps_each_alone(optimizer)
-        sizes = list(state_of_each(optimizer))
-        self.bytes = sum(size for _, size in sizes)
-        if self.bytes > (room := away.host_room()):
-            raise RekindleError(
-                f"the state of {type(optimizer).__name__} takes {format_bytes(self.bytes)}, and the host has "
-                f"{format_bytes(max(0, room))} left for it; take an optimizer with less state, or leave it on the device"
-            )
+        self.optimizer, self._stepping, self._warned = optimizer, False, False
+        self._own = step_is_its_own(optimizer)
         self._parts: list[Part] = []
-        self._add(sizes)
-        self.send_all()
-        blocks = [part.block.nbytes for part in self._parts]
-        self.most_bytes = max(map(sum, zip(blocks, [*blocks[1:], 0], strict=True)), default=0)
+        self._add_new()
+        self.bytes = sum(size for _, size in state_of_each(optimizer))
+        self.most_bytes = sum(sorted(part.block.nbytes for part in self._parts)[-2:])
         self._previous: Callable[..., Any] = optimizer.step
-        self._own = optimizer.__dict__.get("step")  # a wrapper's, such as a learning-rate scheduler's
-        hooked = Optimizer.profile_hook_step(self._in_parts)
+        self._wrapper = vars(optimizer).get("step")  # such as a learning-rate scheduler's
+        try:
+            self._send_all()
+        except BaseException:
+            self._bring_all()
+            raise
+        run = Optimizer.profile_hook_step(self._in_parts) if self._own else self._in_parts
 
         @functools.wraps(self._previous)
         def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            if self._off:
+            if not self._handles:
                 return self._previous(*args, **kwargs)
             self._stepping = True
             try:
-                return hooked(optimizer, *args, **kwargs)
+                return run(optimizer, *args, **kwargs)
             finally:
                 self._stepping = False
 
@@ -73,42 +70,34 @@ class StateOnHost:
         optimizer.step = self._step  # type: ignore[method-assign]
         self._handles = [
             optimizer.register_step_pre_hook(self._check_step),
-            optimizer.register_load_state_dict_post_hook(lambda _: self.send_all()),
+            optimizer.register_load_state_dict_post_hook(self._loaded),
         ]
 
     @property
     def words(self) -> str:
-        """Where the state is, and what a step takes for it."""
+        """Where the state is, and how long a step copies it."""
         name = type(self.optimizer).__name__
         if not self.bytes:
             return f'offload="optimizer": {name} keeps no state, so nothing is copied'
         link = link_of(self._parts[0].device, None, False)
         out, back = self.bytes / link.out_bytes_per_s, self.bytes / link.in_bytes_per_s
-        seconds = max(out, back) if self._alone and link.both_at_once else out + back
-        whole = "" if self._alone else ", which is all of it, as parameters do not step by themselves"
+        seconds = max(out, back) if self._own and link.both_at_once else out + back
+        at_once = f"at most {format_bytes(self.most_bytes)}" if self._own else "all of it"
         return (
-            f"the host holds the state of {name} ({format_bytes(self.bytes)}); each step() copies it "
-            f"in about {format_seconds(seconds)}, with at most {format_bytes(self.most_bytes)} on the device{whole}"
+            f"the host holds the state of {name} ({format_bytes(self.bytes)}); each step() copies it in about "
+            f"{format_seconds(seconds)}, with {at_once} on the device at once"
         )
-
-    def send_all(self) -> None:
-        """Send to the host what is on the device."""
-        for part in self._parts:
-            part.arrived(part.fetch())  # what has stayed on the host: the part may be laid out anew
-            part.gone(part.send())
-        self._settle(self._parts)
 
     def end(self) -> None:
         """Bring the state back to the device, and leave the optimizer as it was."""
-        for part in self._parts:
-            part.bring_back()
-        self._off = True
+        self._bring_all()
         for handle in self._handles:
             handle.remove()
-        if self.optimizer.__dict__.get("step") is self._step:  # else something wraps it, and it passes the step on
-            del self.optimizer.__dict__["step"]
-            if self._own is not None:
-                self.optimizer.step = self._own  # type: ignore[method-assign]
+        self._handles = []
+        if vars(self.optimizer).get("step") is self._step:  # else something wraps it, and it passes the step on
+            del self.optimizer.step
+            if self._wrapper is not None:
+                self.optimizer.step = self._wrapper  # type: ignore[method-assign]
 
     # -- a step --------------------------------------------------------------------------------------------------------
     def _check_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -119,25 +108,36 @@ class StateOnHost:
             )
 
     def _in_parts(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """The optimizer's step, part by part. Hooks run around all parts."""
-        capturing = self._parts[0].device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        if capturing or torch.compiler.is_compiling():
+        """The optimizer's step, part by part."""
+        cuda = any(part.device.type == "cuda" for part in self._parts)
+        if torch.compiler.is_compiling() or cuda and torch.cuda.is_current_stream_capturing():
             raise RekindleError(
                 "a step() whose state the host holds is neither compiled nor captured as a CUDA graph; compile the model alone"
             )
-        args, kwargs, loss = self._evaluated(args, kwargs)
+        closure = args[0] if args else kwargs.pop("closure", None)
+        if closure is not None and not self._own:
+            raise RekindleError(
+                f"{type(optimizer).__name__}.step(closure) may run the model while the state is on the device; run forward and "
+                "backward first, and call step() without a closure"
+            )
+        loss = None
+        if closure is not None:  # PyTorch's own evaluate it first
+            with torch.enable_grad():
+                loss = closure()
         self._add_new()
+        step = functools.partial(step_without_hooks, optimizer, None) if self._own else self._previous
+        result = self._run(functools.partial(step, *args[1:], **kwargs))
+        return result if closure is None else loss
+
+    def _run(self, step: Callable[[], Any]) -> Any:
+        """Step each part while the next one comes and the one before it leaves. Other parts have no gradients meanwhile."""
+        optimizer, groups = self.optimizer, self.optimizer.param_groups
         grads = {p: p.grad for part in self._parts for p in part.params if p.grad is not None}
         parts = [part for part in self._parts if any(p in grads for p in part.params)]
-        step = functools.partial(self._previous, *args, **kwargs)
-        with without_hooks(optimizer):
-            result = self._run(parts, grads, step) if parts else step()
-        return result if loss is None else loss[0]
-
-    def _run(self, parts: list[Part], grads: dict[nn.Parameter, torch.Tensor], step: Callable[[], Any]) -> Any:
-        """Step each part while the next one comes and the one before it leaves. Other parts have no gradients meanwhile."""
-        coming, leaving, left_to_step = parts[0].fetch(), None, 0
+        if not parts:
+            return step()
         hidden = dict(grads) if len(parts) > 1 else {}
+        coming, leaving, left_to_step = parts[0].fetch(), None, 0
         try:
             for p in hidden:
                 p.grad = None
@@ -148,74 +148,102 @@ class StateOnHost:
                     parts[i - 1].gone(leaving)
                     leaving = None
                 coming = parts[i + 1].fetch() if i + 1 < len(parts) else None
-                mine = [p for p in part.params if p in hidden]
-                for p in mine:
-                    p.grad = hidden[p]
+                mine = {p: hidden[p] for p in part.params if p in hidden}
+                for p, grad in mine.items():
+                    p.grad = grad
+                if mine:  # PyTorch's own walk through all groups
+                    optimizer.param_groups = [g for g in groups if any(p in mine for p in g["params"])]
                 result = step()
                 left_to_step = i + 1
-                for p in mine:
-                    hidden[p], p.grad = p.grad, None  # type: ignore[assignment]
-                leaving = part.send()
+                try:
+                    leaving = part.send()  # before the gradients are hidden, since a gradient may be in the state too
+                finally:
+                    for p in mine:
+                        hidden[p], p.grad = p.grad, None  # type: ignore[assignment]
             if leaving is not None:
                 parts[-1].gone(leaving)
-            self._settle(parts)
             left_to_step = 0
-            return result
         finally:
+            optimizer.param_groups = groups
             if coming is not None:
                 coming.there.synchronize()
+            for part in parts:  # anybody may read the state on the host from now on
+                part.settle()
             for p in (p for part in parts[left_to_step:] for p in part.params if p in hidden):
                 p.grad = hidden[p]  # after an error, what has stepped has no gradient any more: a second step() goes on
+        self._say_what_stays()
+        return result
 
-    def _evaluated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-        """The arguments of a step, with the closure among them evaluated, and [its loss]; None: there is no closure."""
-        closure = args[0] if args else kwargs.get("closure")
-        if not callable(closure):
-            return args, kwargs, None
-        if not type(self.optimizer).__module__.startswith("torch.optim"):  # PyTorch's own evaluate it first
-            raise RekindleError(
-                f"{type(self.optimizer).__name__}.step(closure) may run the model while the state is on the device; "
-                "run forward and backward first, and call step() without a closure"
-            )
-        with torch.enable_grad():
-            loss = [closure()]
-        once = lambda: loss[0]  # noqa: E731
-        return ((once, *args[1:]), kwargs, loss) if args else (args, kwargs | {"closure": once}, loss)
+    # -- parts ---------------------------------------------------------------------------------------------------------
+    def _add_new(self) -> None:
+        """Have parts for the parameters that have none: all of them at first, and those that the optimizer is given later."""
+        known = {p for part in self._parts for p in part.params}
+        if any(p not in known for g in self.optimizer.param_groups for p in g["params"]):
+            self._add((p, size) for p, size in state_of_each(self.optimizer) if p not in known)
 
     def _add(self, sizes: Iterable[tuple[nn.Parameter, int]]) -> None:
         """Have parts for these parameters. sizes : (parameter, bytes of its state)."""
-        found: list[tuple[list[nn.Parameter], int]] = []
+        found: list[
+            tuple[list[nn.Parameter], int, int]
+        ] = []  # parameters, bytes now, bytes once all of them are trained
         for p, size in ((p, bytes_in_block(size)) for p, size in sizes):
-            joins = bool(found) and found[-1][0][-1].device == p.device
-            if joins and (not self._alone or found[-1][1] + size <= PART_BYTES):
-                found[-1] = ([*found[-1][0], p], found[-1][1] + size)
+            later = size or (0 if p.requires_grad else FROZEN_TIMES * p.nbytes)
+            params, now, then = found[-1] if found else ([], 0, 0)
+            if params and params[-1].device == p.device and (not self._own or then + later <= PART_BYTES):
+                found[-1] = ([*params, p], now + size, then + later)
             else:
-                found.append(([p], size))
-        self._parts += [Part(self.optimizer, params, size) for params, size in found]
-        if len(self._parts) > 1 and not self._alone:
+                found.append(([p], size, later))
+        name, needed, room = type(self.optimizer).__name__, sum(now for _, now, _ in found), away.host_room()
+        if needed > room:
             raise RekindleError(
-                f'offload="optimizer": {type(self.optimizer).__name__} steps all its parameters together, so they must be on '
+                f"the state of {name} takes {format_bytes(needed)}, and the host has {format_bytes(max(0, room))} left for it; "
+                "take an optimizer with less state, or leave it on the device"
+            )
+        if len(self._parts) + len(found) > 1 and not self._own:
+            raise RekindleError(
+                f'offload="optimizer": all of the state of {name} comes to the device at once, so its parameters must be on '
                 "one device, and all there when rekindle.checkpoint is called"
             )
+        self._parts += [Part(self.optimizer, params, now, self._own) for params, now, _ in found]
 
-    def _add_new(self) -> None:
-        """Have parts for parameters that the optimizer was given later."""
-        known = {id(p) for part in self._parts for p in part.params}
-        if any(id(p) not in known for g in self.optimizer.param_groups for p in g["params"]):
-            self._add((p, size) for p, size in state_of_each(self.optimizer) if id(p) not in known)
-
-    def _settle(self, parts: Sequence[Part]) -> None:
-        for part in parts:
+    def _send_all(self) -> None:
+        for part in self._parts:
+            part.gone(part.send())
+        for part in self._parts:
             part.settle()
-        staying = sum(part.staying for part in self._parts)
-        if staying > STAYING_SHARE * self.bytes:
+        self._say_what_stays()
+
+    def _bring_all(self) -> None:
+        for part in self._parts:
+            part.bring_back()
+        self._parts = []
+
+    def _loaded(self, optimizer: Optimizer) -> None:
+        """Send a loaded state to the host, in new blocks: the old ones may be those of a `state_dict()` that somebody keeps."""
+        self._parts = []
+        self._add_new()
+        self._send_all()
+
+    def _say_what_stays(self) -> None:
+        """Warn once if much of the state stays on the device."""
+        blocks = {part.block.untyped_storage()._cdata for part in self._parts}
+        devices = {part.device for part in self._parts}
+        state = [t for t in tensors_of_state(self.optimizer.state.values()) if t.ndim and t.device in devices]
+        staying = sum(t.nbytes for t in state if not is_plain(t) or t.untyped_storage()._cdata not in blocks)
+        if staying > STAYING_SHARE * self.bytes and not self._warned:
+            self._warned = True
             notices.warn(
                 f"{format_bytes(staying)} of the state of {type(self.optimizer).__name__} stay on the device, beyond what a "
-                "budget counts: they are no plain tensors, or share memory with others"
+                "budget counts: they are sparse, of a tensor's subclass, in a list, or share memory with others"
             )
 
 
-_held: weakref.WeakKeyDictionary[nn.Module, StateOnHost] = weakref.WeakKeyDictionary()
+_held: weakref.WeakKeyDictionary[nn.Module, weakref.ref[StateOnHost]] = weakref.WeakKeyDictionary()
+
+
+def _held_for(model: nn.Module) -> StateOnHost | None:
+    """What moves the state of the optimizer that trains the model, if that still lives."""
+    return _held[model]() if model in _held else None
 
 
 @contextlib.contextmanager
@@ -226,23 +254,25 @@ def held_on_host(model: nn.Module, optimizer: Any) -> Iterator[StateOnHost]:
     ------
     UsageError : this optimizer's state cannot be moved. RekindleError : the host has no room for it.
     """
-    before, inner = _held.get(model), _movable_optimizer(optimizer)
-    held = before if before is not None and before.optimizer is inner else StateOnHost(inner)
+    inner = _movable_optimizer(optimizer)
+    known = [held for m in _held if (held := _held_for(m)) is not None and held.optimizer is inner]
+    held = known[0] if known else StateOnHost(inner)
     try:
         yield held
     except BaseException:
-        if held is not before:
+        if not known:
             held.end()
         raise
-    if held is not before:
+    if _held_for(model) is not held:
         bring_back(model)
-        _held[model] = held
+        _held[model] = weakref.ref(held)
 
 
 def bring_back(model: nn.Module) -> None:
-    """The state of the optimizer that trains the model is on the device again, if the host held it."""
-    held = _held.pop(model, None)
-    if held is not None:
+    """The state of the optimizer that trains the model is on the device again, unless it trains another model too."""
+    held = _held_for(model)
+    _held.pop(model, None)
+    if held is not None and all(_held_for(m) is not held for m in _held):
         held.end()
 
 
@@ -257,9 +287,9 @@ def _movable_optimizer(given: Any) -> Optimizer:
     if isinstance(inner, torch.optim.LBFGS):
         raise UsageError(f'offload="optimizer": {name} runs the model while it steps, with its state on the device')
     for p in (p for g in inner.param_groups for p in g["params"]):
-        if not is_plain(p):
+        if not is_plain(p) or p.device.type not in ("cpu", "cuda"):
             raise UsageError(
-                f'offload="optimizer" moves the state of plain parameters that have numbers, and {name} has others, of type '
-                f"{type(p).__name__}; the state of sharded ones is moved by FSDP's own CPUOffloadPolicy"
+                f'offload="optimizer" moves the state of plain tensors, and {name} trains a {type(p).__name__} on {p.device}; '
+                "sharded parameters have FSDP's CPUOffloadPolicy"
             )
     return inner
