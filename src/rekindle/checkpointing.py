@@ -85,8 +85,8 @@ class Asked:
             )
         if holds_state and given["gradients"] == "consumed":
             raise UsageError(
-                'offload="optimizer" is for an optimizer that steps after backward, and gradients="consumed" for one that steps '
-                "inside it; leave out one of the two"
+                'offload="optimizer" is for an optimizer that steps after backward, and gradients="consumed" for one that '
+                "steps inside it; leave out one of the two"
             )
         captured = TraceOptions(
             given["loss"],

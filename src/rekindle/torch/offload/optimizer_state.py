@@ -114,20 +114,22 @@ class StateOnHost:
             raise RekindleError(
                 "a step() whose state the host holds is neither compiled nor captured as a CUDA graph; compile the model alone"
             )
-        closure = args[0] if args else kwargs.pop("closure", None)
-        if closure is not None and not self._own:
+        self._add_new()
+        closure = args[0] if args else kwargs.get("closure")
+        if not self._own and callable(closure):
             raise RekindleError(
                 f"{type(optimizer).__name__}.step(closure) may run the model while the state is on the device; run forward and "
                 "backward first, and call step() without a closure"
             )
+        if not self._own:
+            return self._run(functools.partial(self._previous, *args, **kwargs))
         loss = None
         if closure is not None:  # PyTorch's own evaluate it first
             with torch.enable_grad():
                 loss = closure()
-        self._add_new()
-        step = functools.partial(step_without_hooks, optimizer, None) if self._own else self._previous
-        result = self._run(functools.partial(step, *args[1:], **kwargs))
-        return result if closure is None else loss
+        rest = {k: x for k, x in kwargs.items() if k != "closure"}
+        self._run(functools.partial(step_without_hooks, optimizer, None, *args[1:], **rest))
+        return loss
 
     def _run(self, step: Callable[[], Any]) -> Any:
         """Step each part while the next one comes and the one before it leaves. Other parts have no gradients meanwhile."""
