@@ -135,7 +135,7 @@ class StateOnHost:
         """Step each part while the next one comes and the one before it leaves. Other parts have no gradients meanwhile."""
         optimizer, groups = self.optimizer, self.optimizer.param_groups
         grads = {p: p.grad for part in self._parts for p in part.params if p.grad is not None}
-        parts = [part for part in self._parts if any(p in grads for p in part.params)]
+        parts = [part for part in self._parts if not self._own or any(p in grads for p in part.params)]
         if not parts:
             return step()
         hidden = dict(grads) if len(parts) > 1 else {}
@@ -185,9 +185,8 @@ class StateOnHost:
 
     def _add(self, sizes: Iterable[tuple[nn.Parameter, int]]) -> None:
         """Have parts for these parameters. sizes : (parameter, bytes of its state)."""
-        found: list[
-            tuple[list[nn.Parameter], int, int]
-        ] = []  # parameters, bytes now, bytes once all of them are trained
+        # Of each part: parameters, bytes now, bytes once all of them are trained.
+        found: list[tuple[list[nn.Parameter], int, int]] = []
         for p, size in ((p, bytes_in_block(size)) for p, size in sizes):
             later = size or (0 if p.requires_grad else FROZEN_TIMES * p.nbytes)
             params, now, then = found[-1] if found else ([], 0, 0)
