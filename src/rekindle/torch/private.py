@@ -377,10 +377,16 @@ def optimizer_hooks() -> Sequence[dict[int, Any]]:
 
 
 def step_is_its_own(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the optimizer is one of PyTorch's, and nothing but a learning-rate scheduler has wrapped its step."""
-    ours = type(optimizer).__module__.split(".")[:2] == ["torch", "optim"]
-    wrapped = "step" in vars(optimizer) and not hasattr(optimizer.step, "_wrapped_by_lr_sched")
-    return ours and not wrapped
+    """Whether the optimizer is one of PyTorch's and steps as PyTorch wrote it. Learning-rate schedulers may take note of it."""
+    if type(optimizer).__module__.split(".")[:2] != ["torch", "optim"]:
+        return False
+    function: Any = getattr(optimizer.step, "__func__", optimizer.step)
+    while function is not None:  # each wrapper around it is PyTorch's too
+        module = getattr(function, "__globals__", {}).get("__name__", "")
+        if not module.startswith(("torch.optim.", "torch.utils._contextlib")):
+            return False
+        function = getattr(function, "__wrapped__", None)
+    return True
 
 
 def step_without_hooks(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:

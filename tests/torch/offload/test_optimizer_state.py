@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import weakref
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import rekindle
-from copy_engines import FailingEngine, LateEngine, ShuffledEngine, SlowEngine
+from copy_engines import FailingEngine, Late, LateEngine, ShuffledEngine, SlowEngine
 from rekindle import InfeasibleBudget, RekindleError, TraceError, UsageError
 from rekindle.torch.costs.optimizer_trial import names, optimizers_by_name
 from rekindle.torch.costs.optimizers import state_bytes
@@ -51,6 +52,27 @@ class Counts(Optimizer):
             p -= mean.lerp_(p.grad, 0.1) / self.steps + 0.1 * s["past"].mean(0) + 0.01 * s["last"]
 
 
+class Partly(Counts):
+    """Updates one tensor of its state in place and replaces another, and keeps all of them in a list as well."""
+
+    def __init__(self, params: Any):
+        super().__init__(params)
+        self.all = list[torch.Tensor]()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        for p in (p for g in self.param_groups for p in g["params"] if p.grad is not None):
+            s = self.state[p]
+            if "mean" not in s:
+                self.all.append(s.setdefault("mean", torch.zeros_like(p)))
+                s["mean"].mark = 1  # type: ignore[attr-defined]
+            assert s["mean"].mark == 1  # type: ignore[attr-defined]
+            p -= 0.1 * s["mean"].lerp_(p.grad, 0.1) + 0.01 * s.get("past", p.grad)
+            s["past"] = p.grad.clone()
+        for t in self.all:
+            t *= 0.99
+
+
 class ByNorm(torch.optim.SGD):
     """Divides all gradients by the norm of all, and keeps them in its state."""
 
@@ -77,7 +99,12 @@ OWN: dict[str, Callable[[Any], Optimizer]] = {name: by_name(name) for name in {*
         [{"params": [q], "lr": 0.1 / (i + 1)} for i, q in enumerate(p)], momentum=0.9
     ),
 }
-OTHERS: dict[str, Callable[[Any], Optimizer]] = {"counts": Counts, "by norm": ByNorm, "lion": by_name("lion")}
+OTHERS: dict[str, Callable[[Any], Optimizer]] = {
+    "counts": Counts,
+    "partly": Partly,
+    "by norm": ByNorm,
+    "lion": by_name("lion"),
+}
 MAKE = OWN | OTHERS
 ENGINES: list[Callable[[], Any]] = [LateEngine, SlowEngine, ShuffledEngine]
 
@@ -208,10 +235,10 @@ def test_an_edge_that_is_left_out_is_seen(monkeypatch: pytest.MonkeyPatch, small
     hold(*ours)
     real = Part.arrived
 
-    def without(self: Part, coming: Any) -> None:
-        if coming is not None:
-            coming.there.wait = lambda: None
-        real(self, coming)
+    def without(self: Part) -> None:
+        if self._there is not None:
+            self._there = Late(lambda: None)  # the copy would write to memory that is another's by then
+        real(self)
 
     monkeypatch.setattr(Part, "arrived", without)
     for i in range(2):
@@ -415,6 +442,85 @@ def test_what_stays_on_the_device_is_said() -> None:
     gradients(model, 0)
     with pytest.warns(rekindle.RekindleWarning, match="of the state of Lists stay on the device"):
         optimizer.step()
+
+
+def wraps_its_step(optimizer: Optimizer) -> Optimizer:
+    step = optimizer.step
+
+    @functools.wraps(step)
+    def scaled(*args: Any) -> Any:
+        for p in (p for g in optimizer.param_groups for p in g["params"] if p.grad is not None):
+            p.grad *= 0.5
+        return step(*args)
+
+    optimizer.step = scaled  # type: ignore[method-assign]
+    return optimizer
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_wrapped_step_runs_once(scheduled: bool, small_parts: None) -> None:
+    theirs, ours = pair(MAKE["adamw"])
+    for _, optimizer in (theirs, ours):
+        if scheduled:
+            torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        wraps_its_step(optimizer)
+    hold(*ours)
+    for i in range(2):
+        for model, optimizer in (theirs, ours):
+            gradients(model, i)
+            optimizer.step()
+    assert same(theirs, ours)
+
+
+def test_a_patched_class_steps_as_it_was_patched(monkeypatch: pytest.MonkeyPatch, small_parts: None) -> None:
+    steps: list[int] = []
+    real = torch.optim.AdamW.step
+
+    @functools.wraps(real)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        steps.append(1)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", counted)
+    model, optimizer = pair(MAKE["adamw"])[0]
+    hold(model, optimizer)
+    gradients(model, 0)
+    optimizer.step()
+    assert steps == [1]
+
+
+def test_gradients_through_a_step_are_right(small_parts: None) -> None:
+    found = []
+    for held in (False, True):
+        model = net().requires_grad_(False)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, differentiable=True)
+        if held:
+            hold(model, optimizer)
+        scale = torch.tensor(2.0, requires_grad=True)
+        for _ in range(2):
+            for p in model.parameters():
+                p.grad = torch.ones_like(p) * scale
+            optimizer.step()
+        loss = model(torch.ones(4, 16)).square().mean()
+        found.append(torch.autograd.grad(loss, scale)[0])
+    assert torch.equal(*found)
+
+
+def test_parameters_that_are_replaced_are_forgotten(small_parts: None) -> None:
+    """Models whose parameters are replaced now and then, as when points are split, keep no part of the old ones."""
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    held = hold(model, optimizer)
+    for i in range(3):
+        gradients(model, i)
+        optimizer.step()
+        params = optimizer.param_groups[0]["params"]
+        optimizer.state.pop(params[0])
+        params[0] = nn.Parameter(params[0].detach().clone())
+        model[0].weight = params[0]  # type: ignore[index]
+    gradients(model, 5)
+    optimizer.step()
+    assert len(held._parts) == len(params)
 
 
 def test_what_cannot_be_done_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,7 +118,12 @@ def state_of_each(optimizer: Optimizer) -> Iterator[tuple[nn.Parameter, int]]:
             return
         for p in params:
             have = _tensor_bytes([optimizer.state[p]]) if p in optimizer.state else 0
-            come = _coming(type(optimizer), options, [p], optimizer.defaults) if p.requires_grad else 0
+            try:
+                come = _coming(type(optimizer), options, [p], optimizer.defaults) if p.requires_grad else 0
+            except UsageError:  # it says that the state can be seen once it is there
+                if not have:
+                    raise
+                come = 0
             yield p, max(have, come)
 
 

@@ -28,9 +28,9 @@ from ..private import step_is_its_own, step_without_hooks
 from . import away
 from .state_part import Part, bytes_in_block, is_plain
 
-# Of the state that comes at once. A guess: 2.7 ms at 50 GB/s, beside the Python of a step, which takes about 0.5 ms.
+# Bytes of a part. A guess: 2.7 ms at 50 GB/s.
 PART_BYTES = 2**27
-STAYING_SHARE = 0.01  # of the state; where more cannot be moved, a warning says so
+STAYING_SHARE = 0.01  # of the state; if more cannot be moved, a warning says so
 FROZEN_TIMES = 2  # bytes of state per byte of a parameter that may be trained later; a guess
 
 
@@ -50,7 +50,7 @@ class StateOnHost:
         self._previous: Callable[..., Any] = optimizer.step
         self._wrapper = vars(optimizer).get("step")  # such as a learning-rate scheduler's
         try:
-            self._send_all()
+            self._send_all(self._parts)
         except BaseException:
             self._bring_all()
             raise
@@ -134,53 +134,52 @@ class StateOnHost:
     def _run(self, step: Callable[[], Any]) -> Any:
         """Step each part while the next one comes and the one before it leaves. Other parts have no gradients meanwhile."""
         optimizer, groups = self.optimizer, self.optimizer.param_groups
+        self._send_all([part for part in self._parts if part.is_there])  # a step that failed has left them
         grads = {p: p.grad for part in self._parts for p in part.params if p.grad is not None}
         parts = [part for part in self._parts if not self._own or any(p in grads for p in part.params)]
         if not parts:
             return step()
-        hidden = dict(grads) if len(parts) > 1 else {}
-        coming, leaving, left_to_step = parts[0].fetch(), None, 0
+        left_to_step = 0
         try:
-            for p in hidden:
+            parts[0].fetch()
+            for p in grads if len(parts) > 1 else ():
                 p.grad = None
             for i, part in enumerate(parts):
-                part.arrived(coming)
-                coming = None
-                if leaving is not None:
-                    parts[i - 1].gone(leaving)
-                    leaving = None
-                coming = parts[i + 1].fetch() if i + 1 < len(parts) else None
-                mine = {p: hidden[p] for p in part.params if p in hidden}
-                for p, grad in mine.items():
-                    p.grad = grad
-                if mine:  # PyTorch's own walk through all groups
-                    optimizer.param_groups = [g for g in groups if any(p in mine for p in g["params"])]
+                part.arrived()
+                if i:
+                    parts[i - 1].gone()
+                if i + 1 < len(parts):
+                    parts[i + 1].fetch()
+                mine = {p for p in part.params if p in grads}
+                for p in mine:
+                    p.grad = grads[p]
+                if len(parts) > 1:  # PyTorch's own walk through all groups
+                    optimizer.param_groups = [g for g in groups if not mine.isdisjoint(g["params"])]
                 result = step()
                 left_to_step = i + 1
                 try:
-                    leaving = part.send()  # before the gradients are hidden, since a gradient may be in the state too
+                    part.send()  # before the gradients are hidden, since a gradient may be in the state too
                 finally:
                     for p in mine:
-                        hidden[p], p.grad = p.grad, None  # type: ignore[assignment]
-            if leaving is not None:
-                parts[-1].gone(leaving)
+                        grads[p], p.grad = p.grad, None  # type: ignore[assignment]
+            parts[-1].gone()
             left_to_step = 0
         finally:
             optimizer.param_groups = groups
-            if coming is not None:
-                coming.there.synchronize()
+            for p in (p for part in parts[left_to_step:] for p in part.params if p in grads):
+                p.grad = grads[p]  # after an error, what has stepped has no gradient any more: a second step() goes on
             for part in parts:  # anybody may read the state on the host from now on
                 part.settle()
-            for p in (p for part in parts[left_to_step:] for p in part.params if p in hidden):
-                p.grad = hidden[p]  # after an error, what has stepped has no gradient any more: a second step() goes on
         self._say_what_stays()
         return result
 
     # -- parts ---------------------------------------------------------------------------------------------------------
     def _add_new(self) -> None:
-        """Have parts for the parameters that have none: all of them at first, and those that the optimizer is given later."""
+        """Have parts for the parameters that the optimizer has now: all of them at first, and those that it is given later."""
+        params = {p for g in self.optimizer.param_groups for p in g["params"]}
+        self._parts = [part for part in self._parts if not params.isdisjoint(part.params)]
         known = {p for part in self._parts for p in part.params}
-        if any(p not in known for g in self.optimizer.param_groups for p in g["params"]):
+        if not params <= known:
             self._add((p, size) for p, size in state_of_each(self.optimizer) if p not in known)
 
     def _add(self, sizes: Iterable[tuple[nn.Parameter, int]]) -> None:
@@ -207,12 +206,11 @@ class StateOnHost:
             )
         self._parts += [Part(self.optimizer, params, now, self._own) for params, now, _ in found]
 
-    def _send_all(self) -> None:
-        for part in self._parts:
-            part.gone(part.send())
-        for part in self._parts:
+    def _send_all(self, parts: Iterable[Part]) -> None:
+        for part in parts:
+            part.send()
+            part.gone()
             part.settle()
-        self._say_what_stays()
 
     def _bring_all(self) -> None:
         for part in self._parts:
@@ -223,19 +221,22 @@ class StateOnHost:
         """Send a loaded state to the host, in new blocks: the old ones may be those of a `state_dict()` that somebody keeps."""
         self._parts = []
         self._add_new()
-        self._send_all()
+        self._send_all(self._parts)
+        self._say_what_stays()
 
     def _say_what_stays(self) -> None:
         """Warn once if much of the state stays on the device."""
+        if self._warned:
+            return
         blocks = {part.block.untyped_storage()._cdata for part in self._parts}
         devices = {part.device for part in self._parts}
         state = [t for t in tensors_of_state(self.optimizer.state.values()) if t.ndim and t.device in devices]
         staying = sum(t.nbytes for t in state if not is_plain(t) or t.untyped_storage()._cdata not in blocks)
-        if staying > STAYING_SHARE * self.bytes and not self._warned:
+        if staying > STAYING_SHARE * self.bytes:
             self._warned = True
             notices.warn(
                 f"{format_bytes(staying)} of the state of {type(self.optimizer).__name__} stay on the device, beyond what a "
-                "budget counts: they are sparse, of a tensor's subclass, in a list, or share memory with others"
+                "budget counts: they are sparse, of a subclass, in a list, part of a graph, or share memory with others"
             )
 
 
@@ -243,7 +244,7 @@ _held: weakref.WeakKeyDictionary[nn.Module, weakref.ref[StateOnHost]] = weakref.
 
 
 def _held_for(model: nn.Module) -> StateOnHost | None:
-    """What moves the state of the optimizer that trains the model, if that still lives."""
+    """The mover of the state of the optimizer that trains the model; None: there is none, or nobody uses that optimizer."""
     return _held[model]() if model in _held else None
 
 
@@ -272,9 +273,9 @@ def held_on_host(model: nn.Module, optimizer: Any) -> Iterator[StateOnHost]:
 def bring_back(model: nn.Module) -> None:
     """The state of the optimizer that trains the model is on the device again, unless it trains another model too."""
     held = _held_for(model)
-    _held.pop(model, None)
-    if held is not None and all(_held_for(m) is not held for m in _held):
+    if held is not None and all(_held_for(m) is not held for m in _held if m is not model):
         held.end()
+    _held.pop(model, None)
 
 
 def _movable_optimizer(given: Any) -> Optimizer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -19,28 +18,13 @@ ALIGNED_BYTES = 512  # at a multiple of which a tensor begins in a block, as CUD
 TENSORS_EACH = 8
 
 
-class Coming(NamedTuple):
-    """A part that is being copied to the device. whole : the block there. there : the end of the copy."""
-
-    whole: torch.Tensor
-    there: away.Event
-
-
-class Entry(NamedTuple):
-    """A tensor in the state of a parameter."""
-
-    parameter: nn.Parameter
-    name: str
-    tensor: torch.Tensor
-
-
 class Part:
     """The state of some parameters of one optimizer, on one device.
 
     On the host its tensors lie in `block`; on the device they lie at the same places of a copy of it.
 
     size : bytes that the state may take, for which the host holds the block from now on.
-    views : whether tensors that are a part of their memory are moved too; else only those that have it for themselves.
+    views : whether views of a larger tensor are moved too.
     """
 
     def __init__(self, optimizer: Optimizer, params: list[nn.Parameter], size: int, views: bool):
@@ -48,101 +32,103 @@ class Part:
         self.block = away.host_block(_aligned(size), self.device)
         self._bytes = 0  # of the block, that are in use
         self._whole: torch.Tensor | None = None  # the copy of the block on the device
-        self._leaving: list[tuple[Entry, torch.Tensor]] = []  # entries, and what takes their place once they have left
         self._there: away.Event | None = None  # the end of the last copy from the host
-        self._left: away.Event | None = None  # and to it
+        self._leaving: list[tuple[torch.Tensor, torch.Tensor]] = []  # tensors, and their places in the block
+        self._left: list[away.Event] = []  # the ends of the last copies to the host
 
     @property
     def device(self) -> torch.device:
         """The device of the parameters, which may move with their model."""
         return self.params[0].device
 
-    def fetch(self) -> Coming | None:
-        """Begin to copy the part to the device. None: nothing of it is away."""
-        if not any(_is_in(e.tensor, self.block) for e in self._entries()):
-            return None
-        whole = torch.empty(self._bytes, dtype=torch.uint8, device=self.device)
-        return Coming(whole, away.engine_of(self.device).back(self.block[: self._bytes], whole, None))
+    @property
+    def is_there(self) -> bool:
+        """Whether the part is on the device, or on its way."""
+        return self._whole is not None or bool(self._leaving)
 
-    def arrived(self, coming: Coming | None) -> None:
+    def fetch(self) -> None:
+        """Begin to copy the part to the device, if it is away."""
+        if any(_is_in(t, self.block) for t in self._tensors()):
+            self._whole = torch.empty(self._bytes, dtype=torch.uint8, device=self.device)
+            self._there = away.engine_of(self.device).back(self.block[: self._bytes], self._whole, None)
+
+    def arrived(self) -> None:
         """Let later ops find the state on the device."""
-        if coming is None:
-            return
-        coming.there.wait()
-        self._whole, self._there = coming
-        self._put([(e, _moved(e, self.block, coming.whole)) for e in self._entries() if _is_in(e.tensor, self.block)])
+        if self._there is not None:
+            self._there.wait()
+        for t in self._tensors():
+            if _is_in(t, self.block):
+                assert self._whole is not None
+                t.data = _moved(t, self.block, self._whole)
+            elif t.device != self.device:  # somebody has put it into the state
+                t.data = t.to(self.device)
 
-    def send(self) -> list[away.Event]:
-        """Begin to copy the part to the host: the ends of the copies. The state stays what is on the device until `gone`."""
-        engine = away.engine_of(self.device)
-        found = [e for e in self._entries() if e.tensor.device == self.device and not _is_in(e.tensor, self.block)]
-        whole = self._whole
-        if whole is not None and all(_is_in(e.tensor, whole) for e in found):
-            self._leaving = [(e, _moved(e, whole, self.block)) for e in found]
-            events = [engine.out(whole, self.block[: self._bytes])]
+    def send(self) -> None:
+        """Begin to copy the part to the host. The state stays what is on the device until it is `gone`."""
+        engine, whole = away.engine_of(self.device), self._whole
+        found = [t for t in self._tensors() if t.device == self.device and not _is_in(t, self.block)]
+        if whole is not None and all(_is_in(t, whole) for t in found):
+            self._leaving = [(t, _moved(t, whole, self.block)) for t in found]
+            self._left = [engine.out(whole, self.block[: self._bytes])]
         else:
             self._leaving = self._placed(list(self._movable(found)))
-            events = [engine.out(_memory(e.tensor), _memory(to)) for e, to in self._leaving]
-        self._left = events[-1] if events else self._left
-        return events
+            self._left = [engine.out(_memory(t), _memory(to)) for t, to in self._leaving]
 
-    def gone(self, leaving: Sequence[away.Event]) -> None:
-        """Let the memory on the device go once the copies have ended."""
-        for event in leaving:
+    def gone(self) -> None:
+        """Let the memory on the device go once the copies to the host have ended."""
+        for event in self._left:
             event.wait()
-        self._put(self._leaving)
+        for t, to in self._leaving:
+            t.data = to
         self._leaving, self._whole = [], None
 
     def settle(self) -> None:
-        """Return once the host has all that was sent to it."""
-        if self._left is not None:
-            self._left.synchronize()
+        """Return once no copy is on its way."""
+        for event in (self._there, *self._left):
+            if event is not None:
+                event.synchronize()
 
     def bring_back(self) -> None:
         """The state is on the device, each tensor by itself, and nothing needs the host's block any more."""
-        self.arrived(self.fetch())
-        if self._there is not None:
-            self._there.synchronize()
-        self._put([(e, e.tensor.clone()) for e in self._entries() if _is_in(e.tensor, self._whole)])
-        self._whole = None
+        self.fetch()
+        self.arrived()
+        self.settle()
+        for t in self._tensors():
+            if _is_in(t, self._whole):
+                t.data = t.clone()
+        self._leaving, self._whole = [], None
 
-    def _entries(self) -> Iterator[Entry]:
+    def _tensors(self) -> Iterator[torch.Tensor]:
         """The tensors of the state that a copy can move."""
         state = self._optimizer.state
         for p in self.params:
-            for name, t in list(state[p].items()) if p in state else ():
-                if isinstance(t, torch.Tensor) and is_plain(t) and t.ndim:
-                    yield Entry(p, name, t)
+            for t in state[p].values() if p in state else ():
+                if isinstance(t, torch.Tensor) and is_plain(t) and t.ndim and not t.requires_grad:
+                    yield t
 
-    def _put(self, moved: Sequence[tuple[Entry, torch.Tensor]]) -> None:
-        """Put tensors in the place of others in the state."""
-        for e, t in moved:
-            self._optimizer.state[e.parameter][e.name] = t
-
-    def _placed(self, found: Sequence[Entry]) -> list[tuple[Entry, torch.Tensor]]:
-        """Entries, each with a tensor in the host's block, in a new block if they have grown."""
-        sizes = [_aligned(elements_spanned(e.tensor) * e.tensor.element_size()) for e in found]
+    def _placed(self, found: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Tensors, each with a place in the host's block, in a new block if they have grown."""
+        sizes = [_aligned(elements_spanned(t) * t.element_size()) for t in found]
         self._bytes = sum(sizes)
         if self._bytes > self.block.nbytes:
-            if self._there is not None:
-                self._there.synchronize()  # the old block may go
+            self.settle()  # the old block may go
             self.block = away.host_block(self._bytes, self.device)
         starts = itertools.accumulate(sizes, initial=0)
-        return [(e, _at(self.block, start, e.tensor)) for e, start in zip(found, starts, strict=False)]
+        return [(t, _at(self.block, start, t)) for t, start in zip(found, starts, strict=False)]
 
-    def _movable(self, found: Sequence[Entry]) -> Iterator[Entry]:
-        """Entries that share no element with one another, a parameter or a gradient."""
+    def _movable(self, found: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+        """Tensors that share no element with one another, a parameter or a gradient."""
         own = [t for p in self.params for t in (p, p.grad) if t is not None and is_plain(t)]
-        spans = sorted((*_span(t), i) for i, t in enumerate([*(e.tensor for e in found), *own]))
+        spans = sorted((*_span(t), i) for i, t in enumerate([*found, *own]))
         sharing, last = set[int](), (0, 0, 0, -1)
         for span in spans:
             if span[0] == last[0] and span[1] < last[2]:
                 sharing |= {span[3], last[3]}
             if span[0] != last[0] or span[2] > last[2]:
                 last = span
-        for i, e in enumerate(found):
-            if i not in sharing and (self._views or e.tensor.untyped_storage().nbytes() == e.tensor.nbytes):
-                yield e
+        for i, t in enumerate(found):
+            if i not in sharing and (self._views or _is_in(t, self._whole) or t.untyped_storage().nbytes() == t.nbytes):
+                yield t
 
 
 def bytes_in_block(size: int) -> int:
@@ -160,9 +146,9 @@ def _is_in(t: torch.Tensor, block: torch.Tensor | None) -> bool:
     return block is not None and t.untyped_storage()._cdata == block.untyped_storage()._cdata
 
 
-def _moved(e: Entry, source: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
-    """The tensor at the entry's place in another copy of a block."""
-    return _at(to, _span(e.tensor)[1] - _span(source)[1], e.tensor)
+def _moved(t: torch.Tensor, source: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
+    """The tensor at the same place in another copy of a block."""
+    return _at(to, int(t.storage_offset()) * t.element_size() - int(source.storage_offset()), t)
 
 
 def _at(block: torch.Tensor, start: int, like: torch.Tensor) -> torch.Tensor:
