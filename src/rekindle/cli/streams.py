@@ -57,6 +57,7 @@ def drop_the_rest() -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
+        sys.stdout.flush()
 
 
 def flush() -> None:
