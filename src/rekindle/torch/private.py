@@ -381,9 +381,9 @@ def step_is_its_own(optimizer: torch.optim.Optimizer) -> bool:
     if type(optimizer).__module__.split(".")[:2] != ["torch", "optim"]:
         return False
     function: Any = getattr(optimizer.step, "__func__", optimizer.step)
-    while function is not None:  # each wrapper around it is PyTorch's too
+    while function is not None:  # each wrapper around it is PyTorch's too, or one of ours that has ended
         module = getattr(function, "__globals__", {}).get("__name__", "")
-        if not module.startswith(("torch.optim.", "torch.utils._contextlib")):
+        if not module.startswith(("torch.optim.", "torch.utils._contextlib", "rekindle.torch.offload.")):
             return False
         function = getattr(function, "__wrapped__", None)
     return True

@@ -65,8 +65,6 @@ class Partly(Counts):
             s = self.state[p]
             if "mean" not in s:
                 self.all.append(s.setdefault("mean", torch.zeros_like(p)))
-                s["mean"].mark = 1  # type: ignore[attr-defined]
-            assert s["mean"].mark == 1  # type: ignore[attr-defined]
             p -= 0.1 * s["mean"].lerp_(p.grad, 0.1) + 0.01 * s.get("past", p.grad)
             s["past"] = p.grad.clone()
         for t in self.all:
