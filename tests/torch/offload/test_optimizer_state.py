@@ -364,6 +364,38 @@ def test_a_copy_that_fails_is_an_error_and_nothing_is_lost(monkeypatch: pytest.M
     assert not on_device(ours[1], held)
 
 
+@pytest.mark.parametrize("copies", range(6))
+@pytest.mark.parametrize("way", ["back", "out"])
+def test_a_step_that_is_interrupted_can_be_taken_again(
+    way: str, copies: int, monkeypatch: pytest.MonkeyPatch, small_parts: None
+) -> None:
+    theirs, ours = pair(MAKE["adamw"])
+    held = hold(*ours)
+    for model, optimizer in (theirs, ours):
+        gradients(model, 0)
+        optimizer.step()
+        gradients(model, 1)
+    used, left = LateEngine(), iter(range(copies))
+    real = getattr(used, way)
+
+    def interrupted(*args: Any) -> Any:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    with monkeypatch.context() as m:
+        m.setattr(used, way, interrupted)
+        m.setattr(away, "engine_of", lambda device: used)
+        with pytest.raises(KeyboardInterrupt):
+            ours[1].step()
+    ours[1].step()
+    theirs[1].step()
+    gradients(theirs[0], 2), gradients(ours[0], 2)
+    theirs[1].step(), ours[1].step()
+    assert same(theirs, ours)
+    assert not on_device(ours[1], held)
+
+
 def test_a_new_group_is_held_too(small_parts: None) -> None:
     theirs, ours = pair(lambda p: torch.optim.AdamW([*p][:4]))
     held = hold(*ours)

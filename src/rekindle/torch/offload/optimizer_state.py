@@ -134,6 +134,8 @@ class StateOnHost:
     def _run(self, step: Callable[[], Any]) -> Any:
         """Step each part while the next one comes and the one before it leaves. Other parts have no gradients meanwhile."""
         optimizer, groups = self.optimizer, self.optimizer.param_groups
+        for part in self._parts:
+            part.settle()
         self._send_all([part for part in self._parts if part.is_there])  # a step that failed has left them
         grads = {p: p.grad for part in self._parts for p in part.params if p.grad is not None}
         parts = [part for part in self._parts if not self._own or any(p in grads for p in part.params)]
@@ -166,8 +168,11 @@ class StateOnHost:
             left_to_step = 0
         finally:
             optimizer.param_groups = groups
-            for p in (p for part in parts[left_to_step:] for p in part.params if p in grads):
-                p.grad = grads[p]  # after an error, what has stepped has no gradient any more: a second step() goes on
+            for i, part in enumerate(
+                parts
+            ):  # after an error, what has stepped has no gradient: a second step() goes on
+                for p in (p for p in part.params if p in grads):
+                    p.grad = grads[p] if i >= left_to_step else None
             for part in parts:  # anybody may read the state on the host from now on
                 part.settle()
         self._say_what_stays()

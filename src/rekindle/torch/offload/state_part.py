@@ -67,7 +67,9 @@ class Part:
         """Begin to copy the part to the host. The state stays what is on the device until it is `gone`."""
         engine, whole = away.engine_of(self.device), self._whole
         found = [t for t in self._tensors() if t.device == self.device and not _is_in(t, self.block)]
-        if whole is not None and all(_is_in(t, whole) for t in found):
+        if not found:  # it has no state yet, or an interrupted step has left it on its way
+            self._leaving, self._left = [], []
+        elif whole is not None and all(_is_in(t, whole) for t in found):
             self._leaving = [(t, _moved(t, whole, self.block)) for t in found]
             self._left = [engine.out(whole, self.block[: self._bytes])]
         else:
@@ -75,9 +77,10 @@ class Part:
             self._left = [engine.out(_memory(t), _memory(to)) for t, to in self._leaving]
 
     def gone(self) -> None:
-        """Let the memory on the device go once the copies to the host have ended."""
-        for event in self._left:
-            event.wait()
+        """Let the memory on the device go once the copies have ended."""
+        for event in (self._there, *self._left):
+            if event is not None:
+                event.wait()
         for t, to in self._leaving:
             t.data = to
         self._leaving, self._whole = [], None
@@ -90,6 +93,7 @@ class Part:
 
     def bring_back(self) -> None:
         """The state is on the device, each tensor by itself, and nothing needs the host's block any more."""
+        self.settle()
         self.fetch()
         self.arrived()
         self.settle()
