@@ -393,3 +393,9 @@ def step_without_hooks(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: A
     """One step of an optimizer whose step is its own, without the hooks around it. Schedulers see that it stepped."""
     optimizer._opt_called = True  # type: ignore[attr-defined]
     return type(optimizer).step.__wrapped__(optimizer, *args, **kwargs)  # type: ignore[attr-defined]
+
+
+def users_of_memory(t: torch.Tensor) -> int:
+    """How many tensors use a tensor's memory; two names of one tensor are one."""
+    storage = t.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata) - 1

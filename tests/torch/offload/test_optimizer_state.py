@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import sys
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from rekindle import InfeasibleBudget, RekindleError, TraceError, UsageError
 from rekindle.torch.costs.optimizer_trial import names, optimizers_by_name
 from rekindle.torch.costs.optimizers import state_bytes
 from rekindle.torch.offload import away, optimizer_state
+from rekindle.torch.offload.away import ThreadEngine
 from rekindle.torch.offload.optimizer_state import StateOnHost, bring_back, held_on_host
 from rekindle.torch.offload.state_part import Part
 
@@ -71,6 +74,23 @@ class Partly(Counts):
             t *= 0.99
 
 
+class Flat(Counts):
+    """Keeps its state in one tensor of its own, of which the state has views."""
+
+    def __init__(self, params: Any):
+        super().__init__(params)
+        self.flat = dict[nn.Parameter, torch.Tensor]()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        for p in (p for g in self.param_groups for p in g["params"] if p.grad is not None):
+            if p not in self.flat:
+                self.flat[p] = torch.zeros(p.numel())
+                self.state[p]["mean"] = self.flat[p].view_as(p)
+            self.flat[p].mul_(0.9).add_(p.grad.flatten())
+            p -= 0.1 * self.state[p]["mean"]
+
+
 class ByNorm(torch.optim.SGD):
     """Divides all gradients by the norm of all, and keeps them in its state."""
 
@@ -100,6 +120,7 @@ OWN: dict[str, Callable[[Any], Optimizer]] = {name: by_name(name) for name in {*
 OTHERS: dict[str, Callable[[Any], Optimizer]] = {
     "counts": Counts,
     "partly": Partly,
+    "flat": Flat,
     "by norm": ByNorm,
     "lion": by_name("lion"),
 }
@@ -165,7 +186,7 @@ def test_steps_are_the_plain_ones_however_late_copies_are(
             gradients(model, i, without=i)
             optimizer.step()
         assert same(theirs, ours)
-        assert bool(on_device(ours[1], held)) == (name in ("counts", "by norm"))  # they share memory
+        assert bool(on_device(ours[1], held)) == (name in ("counts", "flat", "by norm"))  # they share memory
     bring_back(ours[0])
     gradients(theirs[0], 9), gradients(ours[0], 9)
     theirs[1].step(), ours[1].step()
@@ -344,7 +365,19 @@ def test_a_step_that_fails_can_be_taken_again(monkeypatch: pytest.MonkeyPatch, s
     assert not on_device(ours[1], held)
 
 
-def test_a_copy_that_fails_is_an_error_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch, small_parts: None) -> None:
+class FailingBack(ThreadEngine):
+    """Its copies to the device fail."""
+
+    def back(self, host: torch.Tensor, device: torch.Tensor, after: Any) -> Any:
+        failed: Future[Any] = Future()
+        failed.set_exception(OSError("the link is down"))
+        return away.ThreadEvent(failed)
+
+
+@pytest.mark.parametrize("engine", [FailingEngine, FailingBack])
+def test_a_copy_that_fails_is_an_error_and_nothing_is_lost(
+    engine: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, small_parts: None
+) -> None:
     theirs, ours = pair(MAKE["sgd-momentum"])
     held = hold(*ours)
     for model, optimizer in (theirs, ours):
@@ -352,7 +385,7 @@ def test_a_copy_that_fails_is_an_error_and_nothing_is_lost(monkeypatch: pytest.M
         optimizer.step()
         gradients(model, 1)
     with monkeypatch.context() as m:
-        broken = FailingEngine()
+        broken = engine()
         m.setattr(away, "engine_of", lambda device: broken)
         with pytest.raises(OSError, match="the link is down"):
             ours[1].step()
@@ -394,6 +427,52 @@ def test_a_step_that_is_interrupted_can_be_taken_again(
     theirs[1].step(), ours[1].step()
     assert same(theirs, ours)
     assert not on_device(ours[1], held)
+
+
+def test_a_step_that_is_interrupted_while_memory_goes_can_be_taken_again(small_parts: None) -> None:
+    """With some tensors of a part on the host and others on the device still."""
+    theirs, ours = pair(MAKE["adamw"])
+    held = hold(*ours)
+    for model, _ in (theirs, ours):
+        gradients(model, 0)
+    lines: list[int] = []
+
+    def interrupts(frame: Any, event: str, _: Any) -> Any:
+        if frame.f_code is not Part.gone.__code__:
+            return interrupts if event == "call" else None
+        if event == "line" and frame.f_locals.get("t") is not None:
+            lines.append(1)
+            if len(lines) == 2:
+                raise KeyboardInterrupt
+        return interrupts
+
+    before = sys.gettrace()
+    sys.settrace(interrupts)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ours[1].step()
+    finally:
+        sys.settrace(before)
+    ours[1].step()
+    theirs[1].step()
+    gradients(theirs[0], 2), gradients(ours[0], 2)
+    theirs[1].step(), ours[1].step()
+    assert same(theirs, ours)
+    assert not on_device(ours[1], held)
+
+
+def test_tensors_that_share_memory_over_parts_stay_right(small_parts: None) -> None:
+    theirs, ours = pair(MAKE["sgd-momentum"])
+    for model, optimizer in (theirs, ours):
+        shared = torch.ones(32)
+        for p in (model[1].weight, model[1].bias):  # type: ignore[index]
+            optimizer.state[p]["momentum_buffer"] = shared[:]
+    hold(*ours)
+    for i in range(3):
+        for model, optimizer in (theirs, ours):
+            gradients(model, i)
+            optimizer.step()
+        assert same(theirs, ours)
 
 
 def test_a_new_group_is_held_too(small_parts: None) -> None:

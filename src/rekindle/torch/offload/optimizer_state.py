@@ -37,7 +37,7 @@ FROZEN_TIMES = 2  # bytes of state per byte of a parameter that may be trained l
 class StateOnHost:
     """Moves the state of one optimizer for as long as it steps. Made by `held_on_host`.
 
-    bytes : of the state. most_bytes : of the parts that are on the device at once.
+    bytes : of the state. most_bytes : of it that are on the device at once, at most.
     """
 
     def __init__(self, optimizer: Optimizer):
@@ -46,7 +46,8 @@ class StateOnHost:
         self._parts: list[Part] = []
         self._add_new()
         self.bytes = sum(size for _, size in state_of_each(optimizer))
-        self.most_bytes = sum(sorted(part.block.nbytes for part in self._parts)[-2:])
+        at_once = sum(sorted(part.block.nbytes for part in self._parts)[-2:])
+        self.most_bytes = at_once if self._own else 2 * at_once  # another optimizer may make its state anew
         self._previous: Callable[..., Any] = optimizer.step
         self._wrapper = vars(optimizer).get("step")  # such as a learning-rate scheduler's
         try:
@@ -141,7 +142,7 @@ class StateOnHost:
         parts = [part for part in self._parts if not self._own or any(p in grads for p in part.params)]
         if not parts:
             return step()
-        left_to_step = 0
+        stepped = 0
         try:
             parts[0].fetch()
             for p in grads if len(parts) > 1 else ():
@@ -158,21 +159,20 @@ class StateOnHost:
                 if len(parts) > 1:  # PyTorch's own walk through all groups
                     optimizer.param_groups = [g for g in groups if not mine.isdisjoint(g["params"])]
                 result = step()
-                left_to_step = i + 1
+                stepped = i + 1
                 try:
                     part.send()  # before the gradients are hidden, since a gradient may be in the state too
                 finally:
                     for p in mine:
                         grads[p], p.grad = p.grad, None  # type: ignore[assignment]
             parts[-1].gone()
-            left_to_step = 0
+            stepped = 0
         finally:
             optimizer.param_groups = groups
-            for i, part in enumerate(
-                parts
-            ):  # after an error, what has stepped has no gradient: a second step() goes on
+            # After an error, what has stepped has no gradient: a second step() goes on.
+            for i, part in enumerate(parts):
                 for p in (p for p in part.params if p in grads):
-                    p.grad = grads[p] if i >= left_to_step else None
+                    p.grad = grads[p] if i >= stepped else None
             for part in parts:  # anybody may read the state on the host from now on
                 part.settle()
         self._say_what_stays()
@@ -213,6 +213,8 @@ class StateOnHost:
 
     def _send_all(self, parts: Iterable[Part]) -> None:
         for part in parts:
+            part.fetch()  # an interrupted step may have left some of it there, and some here
+            part.arrived()
             part.send()
             part.gone()
             part.settle()
@@ -236,7 +238,9 @@ class StateOnHost:
         blocks = {part.block.untyped_storage()._cdata for part in self._parts}
         devices = {part.device for part in self._parts}
         state = [t for t in tensors_of_state(self.optimizer.state.values()) if t.ndim and t.device in devices]
-        staying = sum(t.nbytes for t in state if not is_plain(t) or t.untyped_storage()._cdata not in blocks)
+        storages = {s._cdata: s.nbytes() for t in state if is_plain(t) for s in (t.untyped_storage(),)}
+        staying = sum(t.nbytes for t in state if not is_plain(t))
+        staying += sum(size for key, size in storages.items() if key not in blocks)
         if staying > STAYING_SHARE * self.bytes:
             self._warned = True
             notices.warn(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ..costs.optimizer_trial import tensors_of_state
 from ..operators.memory_order import elements_spanned
-from ..private import is_fake
+from ..private import is_fake, users_of_memory
 from . import away
 
 ALIGNED_BYTES = 512  # at a multiple of which a tensor begins in a block, as CUDA's own blocks do
@@ -24,11 +26,11 @@ class Part:
     On the host its tensors lie in `block`; on the device they lie at the same places of a copy of it.
 
     size : bytes that the state may take, for which the host holds the block from now on.
-    views : whether views of a larger tensor are moved too.
+    own : whether the optimizer is PyTorch's own: its state is where its parameters are, and nothing else has views of it.
     """
 
-    def __init__(self, optimizer: Optimizer, params: list[nn.Parameter], size: int, views: bool):
-        self.params, self._optimizer, self._views = params, optimizer, views
+    def __init__(self, optimizer: Optimizer, params: list[nn.Parameter], size: int, own: bool):
+        self.params, self._optimizer, self._own = params, optimizer, own
         self.block = away.host_block(_aligned(size), self.device)
         self._bytes = 0  # of the block, that are in use
         self._whole: torch.Tensor | None = None  # the copy of the block on the device
@@ -60,7 +62,7 @@ class Part:
             if _is_in(t, self.block):
                 assert self._whole is not None
                 t.data = _moved(t, self.block, self._whole)
-            elif t.device != self.device:  # somebody has put it into the state
+            elif self._own and t.device != self.device:  # somebody has put it into the state
                 t.data = t.to(self.device)
 
     def send(self) -> None:
@@ -69,7 +71,7 @@ class Part:
         found = [t for t in self._tensors() if t.device == self.device and not _is_in(t, self.block)]
         if not found:  # it has no state yet, or an interrupted step has left it on its way
             self._leaving, self._left = [], []
-        elif whole is not None and all(_is_in(t, whole) for t in found):
+        elif self._own and whole is not None and all(_is_in(t, whole) for t in found):
             self._leaving = [(t, _moved(t, whole, self.block)) for t in found]
             self._left = [engine.out(whole, self.block[: self._bytes])]
         else:
@@ -90,6 +92,7 @@ class Part:
         for event in (self._there, *self._left):
             if event is not None:
                 event.synchronize()
+        self._there, self._left = None, []
 
     def bring_back(self) -> None:
         """The state is on the device, each tensor by itself, and nothing needs the host's block any more."""
@@ -121,17 +124,19 @@ class Part:
         return [(t, _at(self.block, start, t)) for t, start in zip(found, starts, strict=False)]
 
     def _movable(self, found: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-        """Tensors that share no element with one another, a parameter or a gradient."""
+        """Those tensors whose memory nothing but the state uses, and of which no two share an element."""
+        state = [t for t in tensors_of_state(self._optimizer.state.values()) if is_plain(t)]
         own = [t for p in self.params for t in (p, p.grad) if t is not None and is_plain(t)]
-        spans = sorted((*_span(t), i) for i, t in enumerate([*found, *own]))
         sharing, last = set[int](), (0, 0, 0, -1)
-        for span in spans:
+        for span in sorted((*_span(t), id(t)) for t in (*state, *own)):
             if span[0] == last[0] and span[1] < last[2]:
                 sharing |= {span[3], last[3]}
             if span[0] != last[0] or span[2] > last[2]:
                 last = span
-        for i, t in enumerate(found):
-            if i not in sharing and (self._views or _is_in(t, self._whole) or t.untyped_storage().nbytes() == t.nbytes):
+        users = Counter(t.untyped_storage()._cdata for t in {id(t): t for t in state}.values())
+        for t in found:
+            known = users[t.untyped_storage()._cdata] + _is_in(t, self._whole)
+            if id(t) not in sharing and users_of_memory(t) == known:
                 yield t
 
 
