@@ -397,5 +397,4 @@ def step_without_hooks(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: A
 
 def users_of_memory(t: torch.Tensor) -> int:
     """How many tensors use a tensor's memory; two names of one tensor are one."""
-    storage = t.untyped_storage()
-    return torch._C._storage_Use_Count(storage._cdata) - 1
+    return torch._C._storage_Use_Count(t.untyped_storage()._cdata) - 1
