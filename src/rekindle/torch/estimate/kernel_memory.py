@@ -88,12 +88,7 @@ class KernelMemory:
         self._left_s -= seconds
         try:
             return _run(call)
-        except (
-            RuntimeError,
-            ValueError,
-            TypeError,
-            IndexError,
-        ) as e:  # as kernels raise; others are mistakes of our own
+        except (RuntimeError, ValueError, TypeError, IndexError) as e:  # of kernels; others are mistakes of our own
             log.debug("memory of %s is not known: %s", call.target, e)
             return None
 

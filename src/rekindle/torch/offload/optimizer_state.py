@@ -26,7 +26,7 @@ from ..costs.optimizer_trial import tensors_of_state
 from ..costs.optimizers import innermost, state_of_each
 from ..private import step_is_its_own, step_without_hooks
 from . import away
-from .state_part import Part, bytes_in_block, is_plain
+from .state_part import Part, bytes_in_block, is_memory
 
 # Bytes of a part. A guess: 2.7 ms at 50 GB/s.
 PART_BYTES = 2**27
@@ -70,7 +70,7 @@ class StateOnHost:
         self._step = MethodType(step, optimizer)
         optimizer.step = self._step  # type: ignore[method-assign]
         self._handles = [
-            optimizer.register_step_pre_hook(self._check_step),
+            optimizer.register_step_pre_hook(self._check_function),
             optimizer.register_load_state_dict_post_hook(self._loaded),
         ]
 
@@ -101,7 +101,7 @@ class StateOnHost:
                 self.optimizer.step = self._wrapper  # type: ignore[method-assign]
 
     # -- a step --------------------------------------------------------------------------------------------------------
-    def _check_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _check_function(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self._stepping:
             raise RekindleError(
                 f"{type(optimizer).__name__} steps by another function than its `step`, so that its state, which the host "
@@ -238,8 +238,8 @@ class StateOnHost:
         blocks = {part.block.untyped_storage()._cdata for part in self._parts}
         devices = {part.device for part in self._parts}
         state = [t for t in tensors_of_state(self.optimizer.state.values()) if t.ndim and t.device in devices]
-        storages = {s._cdata: s.nbytes() for t in state if is_plain(t) for s in (t.untyped_storage(),)}
-        staying = sum(t.nbytes for t in state if not is_plain(t))
+        storages = {s._cdata: s.nbytes() for t in state if is_memory(t) for s in (t.untyped_storage(),)}
+        staying = sum(t.nbytes for t in state if not is_memory(t))
         staying += sum(size for key, size in storages.items() if key not in blocks)
         if staying > STAYING_SHARE * self.bytes:
             self._warned = True
@@ -298,7 +298,7 @@ def _movable_optimizer(given: Any) -> Optimizer:
     if isinstance(inner, torch.optim.LBFGS):
         raise UsageError(f'offload="optimizer": {name} runs the model while it steps, with its state on the device')
     for p in (p for g in inner.param_groups for p in g["params"]):
-        if not is_plain(p) or p.device.type not in ("cpu", "cuda"):
+        if p.numel() and not is_memory(p):
             raise UsageError(
                 f'offload="optimizer" moves the state of plain tensors, and {name} trains a {type(p).__name__} on {p.device}; '
                 "sharded parameters have FSDP's CPUOffloadPolicy"

@@ -95,7 +95,7 @@ def storages_of(tensors: Iterable[torch.Tensor]) -> set[int]:
 
 
 def may_leave(t: torch.Tensor, kind: str) -> bool:
-    """Whether a saved tensor is plain memory of a device of this kind, which can be copied as bytes."""
+    """Whether a tensor is plain memory of a device of this kind, which can be copied as bytes."""
     return (
         type(t) in (torch.Tensor, nn.Parameter) and t.layout is torch.strided and t.device.type == kind in ("cuda", "cpu")
         and not (is_fake(t) or t.is_conj() or t.is_neg()) and t.untyped_storage().nbytes() > 0

@@ -10,13 +10,15 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ...model.arena import ALIGNMENT
 from ..costs.optimizer_trial import tensors_of_state
 from ..operators.memory_order import elements_spanned
-from ..private import is_fake, users_of_memory
+from ..operators.node_tensors import span
+from ..private import users_of_memory
 from . import away
+from .part_copies import may_leave
 
-ALIGNED_BYTES = 512  # at a multiple of which a tensor begins in a block, as CUDA's own blocks do
-# Of one parameter's state, for which a block has room to align them. A block that is too small is replaced.
+# Of one parameter's state, for which a block has room to align them; a block that is too small is replaced.
 TENSORS_EACH = 8
 
 
@@ -110,7 +112,7 @@ class Part:
         state = self._optimizer.state
         for p in self.params:
             for t in state[p].values() if p in state else ():
-                if isinstance(t, torch.Tensor) and is_plain(t) and t.ndim and not t.requires_grad:
+                if isinstance(t, torch.Tensor) and is_memory(t) and t.ndim and not t.requires_grad:
                     yield t
 
     def _placed(self, found: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -125,14 +127,14 @@ class Part:
 
     def _movable(self, found: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
         """Those tensors whose memory nothing but the state uses, and of which no two share an element."""
-        state = [t for t in tensors_of_state(self._optimizer.state.values()) if is_plain(t)]
-        own = [t for p in self.params for t in (p, p.grad) if t is not None and is_plain(t)]
+        state = [t for t in tensors_of_state(self._optimizer.state.values()) if is_memory(t)]
+        own = [t for p in self.params for t in (p, p.grad) if t is not None and is_memory(t)]
         sharing, last = set[int](), (0, 0, 0, -1)
-        for span in sorted((*_span(t), id(t)) for t in (*state, *own)):
-            if span[0] == last[0] and span[1] < last[2]:
-                sharing |= {span[3], last[3]}
-            if span[0] != last[0] or span[2] > last[2]:
-                last = span
+        for use in sorted((t.untyped_storage()._cdata, *span(t), id(t)) for t in (*state, *own)):
+            if use[0] == last[0] and use[1] < last[2]:
+                sharing |= {use[3], last[3]}
+            if use[0] != last[0] or use[2] > last[2]:
+                last = use
         users = Counter(t.untyped_storage()._cdata for t in {id(t): t for t in state}.values())
         for t in found:
             known = users[t.untyped_storage()._cdata] + _is_in(t, self._whole)
@@ -142,13 +144,12 @@ class Part:
 
 def bytes_in_block(size: int) -> int:
     """Bytes of a block that the state of one parameter, of `size` bytes, takes at most."""
-    return size + ALIGNED_BYTES * TENSORS_EACH if size else 0
+    return size + ALIGNMENT * TENSORS_EACH if size else 0
 
 
-def is_plain(t: torch.Tensor) -> bool:
-    """Whether a copy of a tensor's bytes is a copy of the tensor."""
-    plain = type(t) in (torch.Tensor, nn.Parameter) and t.layout == torch.strided
-    return plain and not (is_fake(t) or t.is_conj() or t.is_neg())
+def is_memory(t: torch.Tensor) -> bool:
+    """Whether a copy of a tensor's bytes is a copy of the tensor, on a device that copies can reach."""
+    return may_leave(t, t.device.type)
 
 
 def _is_in(t: torch.Tensor, block: torch.Tensor | None) -> bool:
@@ -165,16 +166,10 @@ def _at(block: torch.Tensor, start: int, like: torch.Tensor) -> torch.Tensor:
     return block[start:].view(like.dtype).as_strided(like.shape, like.stride())
 
 
-def _span(t: torch.Tensor) -> tuple[int, int, int]:
-    """(a tensor's storage, its first byte there, the byte after its last)."""
-    begin = int(t.storage_offset()) * t.element_size()
-    return t.untyped_storage()._cdata, begin, begin + elements_spanned(t) * t.element_size()
-
-
 def _memory(t: torch.Tensor) -> torch.Tensor:
     """The bytes from a tensor's first to its last."""
     return t.as_strided((elements_spanned(t),), (1,)).view(torch.uint8)
 
 
 def _aligned(size: int) -> int:
-    return max(1, -(-size // ALIGNED_BYTES)) * ALIGNED_BYTES
+    return max(1, -(-size // ALIGNMENT)) * ALIGNMENT

@@ -84,7 +84,7 @@ class NewShapes:
         )
 
     def news(self, shapes: Any, line: str) -> str:
-        """Note that the module was planned for a call of these shapes. line : the sentence that tells the user about this plan.
+        """Note a plan that was made for a call of these shapes. line : the sentence that announces it.
 
         Returns `line` for the first shape, a summary for shape number `SHAPES_BEFORE_SUMMARY`, and else "".
         """
