@@ -5,10 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import gc
-import sys
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -20,155 +18,17 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import rekindle
-from copy_engines import FailingEngine, Late, LateEngine, ShuffledEngine, SlowEngine
-from rekindle import InfeasibleBudget, RekindleError, TraceError, UsageError
-from rekindle.torch.costs.optimizer_trial import names, optimizers_by_name
+from copy_engines import Late, LateEngine, ShuffledEngine, SlowEngine
+from held_state import MAKE, OWN, Counts, gradients, hold, net, on_device, pair, same
 from rekindle.torch.costs.optimizers import state_bytes
 from rekindle.torch.offload import away, optimizer_state
-from rekindle.torch.offload.away import ThreadEngine
-from rekindle.torch.offload.optimizer_state import StateOnHost, bring_back, held_on_host
+from rekindle.torch.offload.optimizer_state import bring_back
 from rekindle.torch.offload.state_part import Part
 
 SMALL = 2 * 4096 + 2 * 512 * 8  # bytes of parts of a few parameters of the model below
 
 
-def net() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 24), nn.Linear(24, 4))
-
-
-class Counts(Optimizer):
-    """Divides its updates by a count of its steps, keeps past gradients in a tensor that grows, and a view of that tensor."""
-
-    def __init__(self, params: Any):
-        super().__init__(params, {"lr": 0.1})
-        self.steps = 0
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
-        self.steps += 1
-        for p in (p for g in self.param_groups for p in g["params"] if p.grad is not None):
-            s = self.state[p]
-            mean = s.setdefault("mean", torch.zeros_like(p))
-            s["past"] = torch.cat([s.get("past", torch.zeros(0, *p.shape))[-2:], p.grad[None]])
-            s["last"] = s["past"][-1]
-            p -= mean.lerp_(p.grad, 0.1) / self.steps + 0.1 * s["past"].mean(0) + 0.01 * s["last"]
-
-
-class Partly(Counts):
-    """Updates one tensor of its state in place and replaces another, and keeps all of them in a list as well."""
-
-    def __init__(self, params: Any):
-        super().__init__(params)
-        self.all = list[torch.Tensor]()
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
-        for p in (p for g in self.param_groups for p in g["params"] if p.grad is not None):
-            s = self.state[p]
-            if "mean" not in s:
-                self.all.append(s.setdefault("mean", torch.zeros_like(p)))
-            p -= 0.1 * s["mean"].lerp_(p.grad, 0.1) + 0.01 * s.get("past", p.grad)
-            s["past"] = p.grad.clone()
-        for t in self.all:
-            t *= 0.99
-
-
-class Flat(Counts):
-    """Keeps its state in one tensor of its own, of which the state has views."""
-
-    def __init__(self, params: Any):
-        super().__init__(params)
-        self.flat = dict[nn.Parameter, torch.Tensor]()
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
-        for p in (p for g in self.param_groups for p in g["params"] if p.grad is not None):
-            if p not in self.flat:
-                self.flat[p] = torch.zeros(p.numel())
-                self.state[p]["mean"] = self.flat[p].view_as(p)
-            self.flat[p].mul_(0.9).add_(p.grad.flatten())
-            p -= 0.1 * self.state[p]["mean"]
-
-
-class ByNorm(torch.optim.SGD):
-    """Divides all gradients by the norm of all, and keeps them in its state."""
-
-    def __init__(self, params: Any):
-        super().__init__(params, 0.1, momentum=0.9)
-
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
-        params = [p for g in self.param_groups for p in g["params"] if p.grad is not None]
-        torch.nn.utils.clip_grad_norm_(params, 0.1)
-        for p in params:
-            self.state[p]["gradient"] = p.grad
-        return super().step(closure)
-
-
-def by_name(name: str) -> Callable[[Any], Optimizer]:
-    cls, options = optimizers_by_name()[name]
-    return lambda params: cls([p for p in params if p.ndim == 2 or name != "muon"], **options)
-
-
-OWN: dict[str, Callable[[Any], Optimizer]] = {name: by_name(name) for name in {*names()} - {"lbfgs", "lion"}} | {
-    "adamw fused": lambda p: torch.optim.AdamW(p, amsgrad=True, fused=True),
-    "adam foreach": lambda p: torch.optim.Adam(p, foreach=True),
-    "sgd by groups": lambda p: torch.optim.SGD(
-        [{"params": [q], "lr": 0.1 / (i + 1)} for i, q in enumerate(p)], momentum=0.9
-    ),
-}
-OTHERS: dict[str, Callable[[Any], Optimizer]] = {
-    "counts": Counts,
-    "partly": Partly,
-    "flat": Flat,
-    "by norm": ByNorm,
-    "lion": by_name("lion"),
-}
-MAKE = OWN | OTHERS
 ENGINES: list[Callable[[], Any]] = [LateEngine, SlowEngine, ShuffledEngine]
-
-
-@pytest.fixture
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimizer_state, "PART_BYTES", 1)  # a part for each parameter that has state
-
-
-def hold(model: nn.Module, optimizer: Optimizer) -> StateOnHost:
-    with held_on_host(model, optimizer) as held:
-        return held
-
-
-def gradients(model: nn.Module, seed: int, without: int = -1) -> None:
-    g = torch.Generator().manual_seed(seed)
-    for i, p in enumerate(model.parameters()):
-        p.grad = None if i == without else torch.rand(p.shape, generator=g) - 0.5
-
-
-def pair(make: Callable[[Any], Optimizer]) -> list[tuple[nn.Module, Optimizer]]:
-    models = [net(), net()]
-    return [(m, make(m.parameters())) for m in models]
-
-
-def same(a: tuple[nn.Module, Optimizer], b: tuple[nn.Module, Optimizer]) -> bool:
-    """Whether weights, gradients and all of the state are the same."""
-    weights = [all(map(torch.equal, a[0].state_dict().values(), b[0].state_dict().values()))]
-    grads = [
-        (p.grad is None) == (q.grad is None) and (p.grad is None or q.grad is None or torch.equal(p.grad, q.grad))
-        for p, q in zip(a[0].parameters(), b[0].parameters(), strict=True)
-    ]
-    one, two = (o.state_dict()["state"] for _, o in (a, b))
-    state = [
-        torch.equal(x, two[i][k]) if isinstance(x, torch.Tensor) else x == two[i][k]
-        for i, entries in one.items() for k, x in entries.items()
-    ]  # fmt: skip
-    return all([*weights, *grads, *state, one.keys() == two.keys()])
-
-
-def on_device(optimizer: Optimizer, held: StateOnHost) -> int:
-    """Bytes of tensors of the state that lie in no block of the host's."""
-    blocks = {part.block.untyped_storage()._cdata for part in held._parts}
-    found = [t for s in optimizer.state.values() for t in s.values() if isinstance(t, torch.Tensor) and t.ndim]
-    return sum(t.nbytes for t in found if t.untyped_storage()._cdata not in blocks)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -334,133 +194,6 @@ def test_closures_and_grad_scalers_work(small_parts: None) -> None:
     assert same(theirs, ours)
 
 
-def test_a_step_that_fails_can_be_taken_again(monkeypatch: pytest.MonkeyPatch, small_parts: None) -> None:
-    theirs, ours = pair(MAKE["sgd-momentum"])
-    held = hold(*ours)
-    for model, optimizer in (theirs, ours):
-        gradients(model, 0)
-        optimizer.step()
-        gradients(model, 1)
-    step, left = optimizer_state.step_without_hooks, [2]
-
-    def fails(*args: Any) -> Any:
-        left[0] -= 1
-        if not left[0]:
-            raise MemoryError("no more")
-        return step(*args)
-
-    groups = ours[1].param_groups
-    with monkeypatch.context() as m:
-        m.setattr(optimizer_state, "step_without_hooks", fails)
-        with pytest.raises(MemoryError):
-            ours[1].step()
-    assert ours[1].param_groups is groups
-    assert {p.grad is None for p in held._parts[0].params} == {True}
-    assert {p.grad is None for part in held._parts[1:] for p in part.params} == {False}
-    ours[1].step()
-    theirs[1].step()
-    gradients(theirs[0], 2), gradients(ours[0], 2)
-    theirs[1].step(), ours[1].step()
-    assert same(theirs, ours)
-    assert not on_device(ours[1], held)
-
-
-class FailingBack(ThreadEngine):
-    """Its copies to the device fail."""
-
-    def back(self, host: torch.Tensor, device: torch.Tensor, after: Any) -> Any:
-        failed: Future[Any] = Future()
-        failed.set_exception(OSError("the link is down"))
-        return away.ThreadEvent(failed)
-
-
-@pytest.mark.parametrize("engine", [FailingEngine, FailingBack])
-def test_a_copy_that_fails_is_an_error_and_nothing_is_lost(
-    engine: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, small_parts: None
-) -> None:
-    theirs, ours = pair(MAKE["sgd-momentum"])
-    held = hold(*ours)
-    for model, optimizer in (theirs, ours):
-        gradients(model, 0)
-        optimizer.step()
-        gradients(model, 1)
-    with monkeypatch.context() as m:
-        broken = engine()
-        m.setattr(away, "engine_of", lambda device: broken)
-        with pytest.raises(OSError, match="the link is down"):
-            ours[1].step()
-    ours[1].step()  # of the parts that are left
-    theirs[1].step()
-    gradients(theirs[0], 2), gradients(ours[0], 2)
-    theirs[1].step(), ours[1].step()
-    assert same(theirs, ours)
-    assert not on_device(ours[1], held)
-
-
-@pytest.mark.parametrize("copies", range(6))
-@pytest.mark.parametrize("way", ["back", "out"])
-def test_a_step_that_is_interrupted_can_be_taken_again(
-    way: str, copies: int, monkeypatch: pytest.MonkeyPatch, small_parts: None
-) -> None:
-    theirs, ours = pair(MAKE["adamw"])
-    held = hold(*ours)
-    for model, optimizer in (theirs, ours):
-        gradients(model, 0)
-        optimizer.step()
-        gradients(model, 1)
-    used, left = LateEngine(), iter(range(copies))
-    real = getattr(used, way)
-
-    def interrupted(*args: Any) -> Any:
-        if next(left, None) is None:
-            raise KeyboardInterrupt
-        return real(*args)
-
-    with monkeypatch.context() as m:
-        m.setattr(used, way, interrupted)
-        m.setattr(away, "engine_of", lambda device: used)
-        with pytest.raises(KeyboardInterrupt):
-            ours[1].step()
-    ours[1].step()
-    theirs[1].step()
-    gradients(theirs[0], 2), gradients(ours[0], 2)
-    theirs[1].step(), ours[1].step()
-    assert same(theirs, ours)
-    assert not on_device(ours[1], held)
-
-
-def test_a_step_that_is_interrupted_while_memory_goes_can_be_taken_again(small_parts: None) -> None:
-    """With some tensors of a part on the host and others on the device still."""
-    theirs, ours = pair(MAKE["adamw"])
-    held = hold(*ours)
-    for model, _ in (theirs, ours):
-        gradients(model, 0)
-    lines: list[int] = []
-
-    def interrupts(frame: Any, event: str, _: Any) -> Any:
-        if frame.f_code is not Part.gone.__code__:
-            return interrupts if event == "call" else None
-        if event == "line" and frame.f_locals.get("t") is not None:
-            lines.append(1)
-            if len(lines) == 2:
-                raise KeyboardInterrupt
-        return interrupts
-
-    before = sys.gettrace()
-    sys.settrace(interrupts)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            ours[1].step()
-    finally:
-        sys.settrace(before)
-    ours[1].step()
-    theirs[1].step()
-    gradients(theirs[0], 2), gradients(ours[0], 2)
-    theirs[1].step(), ours[1].step()
-    assert same(theirs, ours)
-    assert not on_device(ours[1], held)
-
-
 def test_tensors_that_share_memory_over_parts_stay_right(small_parts: None) -> None:
     theirs, ours = pair(MAKE["sgd-momentum"])
     for model, optimizer in (theirs, ours):
@@ -486,19 +219,6 @@ def test_a_new_group_is_held_too(small_parts: None) -> None:
         optimizer.step()
     assert same(theirs, ours)
     assert not on_device(ours[1], held)
-
-
-def test_another_group_of_an_optimizer_whose_state_comes_at_once_is_refused_each_time() -> None:
-    model = net()
-    optimizer = Counts([*model.parameters()][:4])
-    hold(model, optimizer)
-    gradients(model, 0)
-    optimizer.add_param_group({"params": [*model.parameters()][4:]})
-    before = copy.deepcopy(model.state_dict())
-    for _ in range(2):
-        with pytest.raises(RekindleError, match="comes to the device at once"):
-            optimizer.step()
-    assert all(map(torch.equal, before.values(), model.state_dict().values()))
 
 
 def test_parameters_that_are_trained_later_have_small_parts(small_parts: None) -> None:
@@ -630,91 +350,3 @@ def test_parameters_that_are_replaced_are_forgotten(small_parts: None) -> None:
     gradients(model, 5)
     optimizer.step()
     assert len(held._parts) == len(params)
-
-
-def test_what_cannot_be_done_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = net()
-    for optimizer, words in (
-        ("adamw", "give it as optimizer="),
-        (None, "give it as optimizer="),
-        (torch.optim.LBFGS(model.parameters()), "runs the model while it steps"),
-    ):
-        with pytest.raises(UsageError, match=words):
-            rekindle.checkpoint(
-                model, torch.rand(8, 16), budget=0.9, optimizer=optimizer, offload="optimizer", progress=False
-            )
-    with pytest.raises(UsageError, match='gradients="consumed" for one that steps'):
-        rekindle.checkpoint(
-            model, torch.rand(8, 16), budget="1MiB", gradients="consumed", offload="optimizer", progress=False,
-            optimizer=torch.optim.AdamW(model.parameters()),
-        )  # fmt: skip
-    with pytest.raises(UsageError, match=r"is for rekindle.checkpoint"):
-        rekindle.plan(rekindle.trace(model, torch.rand(8, 16)), budget=0.9, offload="optimizer")
-    theirs = Counts(model.parameters())
-    hold(model, theirs)
-    with pytest.raises(RekindleError, match="call step\\(\\) without a closure"):
-        theirs.step(lambda: torch.zeros(()))
-    with pytest.raises(RekindleError, match="steps by another function"):
-        type(theirs).step(theirs)
-    bring_back(model)
-    type(theirs).step(theirs)
-    monkeypatch.setattr(away, "host_room", lambda: 100)
-    with pytest.raises(RekindleError, match="the host has 100 B left for it"):
-        hold(model, torch.optim.AdamW(model.parameters()))
-
-
-@pytest.fixture
-def big() -> tuple[nn.Module, torch.Tensor, Optimizer]:
-    torch.manual_seed(0)
-    model = nn.Sequential(*[nn.Sequential(nn.Linear(128, 256), nn.GELU(), nn.Linear(256, 128)) for _ in range(4)])
-    return model, torch.rand(64, 128), torch.optim.AdamW(model.parameters())
-
-
-def test_checkpoint_leaves_the_state_out_of_the_step(
-    big: tuple[nn.Module, torch.Tensor, Optimizer], capsys: pytest.CaptureFixture[str], small_parts: None
-) -> None:
-    model, x, optimizer = big
-    twin = copy.deepcopy(model)
-    theirs = torch.optim.AdamW(twin.parameters())
-    counted = rekindle.trace(model, x, optimizer=optimizer).graph.resident_bytes
-    rekindle.checkpoint(model, x, budget="4MiB", optimizer=optimizer, offload="optimizer")
-    plan: Any = model.forward.plan  # type: ignore[union-attr]
-    assert plan.graph.resident_bytes == counted - state_bytes(optimizer, model)
-    said = capsys.readouterr().err
-    assert "the host holds the state of AdamW (2.0 MiB)" in said
-    assert 'the optimizer\'s state (2.0 MiB), which offload="optimizer" holds on the host' in plan.sentence
-    for _ in range(3):
-        for m, o in ((twin, theirs), (model, optimizer)):
-            o.zero_grad()
-            m(x).square().mean().backward()
-            o.step()
-    assert same((twin, theirs), (model, optimizer))
-    rekindle.checkpoint(model, x, budget="8MiB", optimizer=optimizer, progress=False)  # not held any more
-    assert "step" not in vars(optimizer)
-    assert model.forward.plan.graph.resident_bytes == counted  # type: ignore[union-attr]
-
-
-def test_a_checkpoint_that_fails_leaves_the_optimizer_as_it_was(
-    big: tuple[nn.Module, torch.Tensor, Optimizer],
-) -> None:
-    model, x, optimizer = big
-    model(x).square().mean().backward()
-    optimizer.step()
-    before = {id(t) for s in optimizer.state.values() for t in s.values()}
-    sizes = len(optimizer._optimizer_step_pre_hooks)
-    with pytest.raises(InfeasibleBudget, match="while AdamW steps"):
-        rekindle.checkpoint(model, x, budget="2MiB", optimizer=optimizer, offload="optimizer", progress=False)
-    with pytest.raises(TraceError):
-        rekindle.checkpoint(model, x[:, 1:], budget="6MiB", optimizer=optimizer, offload="optimizer", progress=False)
-    assert "step" not in vars(optimizer)
-    assert len(optimizer._optimizer_step_pre_hooks) == sizes
-    assert len(before) == sum(map(len, optimizer.state.values()))
-
-
-def test_the_optimizer_of_parts_is_held_too(big: tuple[nn.Module, torch.Tensor, Optimizer], small_parts: None) -> None:
-    model, x, optimizer = big
-    rekindle.checkpoint(model, x, budget="8MiB", parts="*", optimizer=optimizer, offload="optimizer", progress=False)
-    plan: Any = model.forward.plan  # type: ignore[union-attr]
-    assert 'which offload="optimizer" holds on the host' in plan.sentence
-    rekindle.restore(model)
-    assert "step" not in vars(optimizer)
