@@ -12,6 +12,8 @@ from torch.optim import Optimizer
 from rekindle.torch.costs.optimizer_trial import names, optimizers_by_name
 from rekindle.torch.offload.optimizer_state import StateOnHost, held_on_host
 
+Trained = tuple[nn.Module, Optimizer]
+
 
 def net() -> nn.Module:
     torch.manual_seed(0)
@@ -123,12 +125,12 @@ def gradients(model: nn.Module, seed: int, without: int = -1) -> None:
         p.grad = None if i == without else torch.rand(p.shape, generator=g) - 0.5
 
 
-def pair(make: Callable[[Any], Optimizer]) -> list[tuple[nn.Module, Optimizer]]:
+def pair(make: Callable[[Any], Optimizer]) -> list[Trained]:
     models = [net(), net()]
     return [(m, make(m.parameters())) for m in models]
 
 
-def same(a: tuple[nn.Module, Optimizer], b: tuple[nn.Module, Optimizer]) -> bool:
+def same(a: Trained, b: Trained) -> bool:
     """Whether weights, gradients and all of the state are the same."""
     weights = [all(map(torch.equal, a[0].state_dict().values(), b[0].state_dict().values()))]
     grads = [

@@ -12,20 +12,38 @@ import pytest
 import torch
 
 from copy_engines import FailingEngine, LateEngine
-from held_state import MAKE, Counts, gradients, hold, net, on_device, pair, same
+from held_state import MAKE, Counts, Trained, gradients, hold, net, on_device, pair, same
 from rekindle import RekindleError
 from rekindle.torch.offload import away, optimizer_state
 from rekindle.torch.offload.away import ThreadEngine
+from rekindle.torch.offload.optimizer_state import StateOnHost
 from rekindle.torch.offload.state_part import Part
 
 
-def test_a_step_that_fails_can_be_taken_again(monkeypatch: pytest.MonkeyPatch, small_parts: None) -> None:
-    theirs, ours = pair(MAKE["sgd-momentum"])
+def before_a_second_step(name: str) -> tuple[Trained, Trained, StateOnHost]:
+    """The plain model and optimizer, and those whose state the host holds, with gradients for the second step."""
+    theirs, ours = pair(MAKE[name])
     held = hold(*ours)
     for model, optimizer in (theirs, ours):
         gradients(model, 0)
         optimizer.step()
         gradients(model, 1)
+    return theirs, ours, held
+
+
+def expect_it_goes_on(theirs: Trained, ours: Trained, held: StateOnHost) -> None:
+    """A second `step()` does what a failed one has left, and one more is as the plain one."""
+    for i in range(2):
+        for model, optimizer in (theirs, ours):
+            if i:
+                gradients(model, 2)
+            optimizer.step()
+    assert same(theirs, ours)
+    assert not on_device(ours[1], held)
+
+
+def test_a_step_that_fails_can_be_taken_again(monkeypatch: pytest.MonkeyPatch, small_parts: None) -> None:
+    theirs, ours, held = before_a_second_step("sgd-momentum")
     step, left = optimizer_state.step_without_hooks, [2]
 
     def fails(*args: Any) -> Any:
@@ -42,12 +60,7 @@ def test_a_step_that_fails_can_be_taken_again(monkeypatch: pytest.MonkeyPatch, s
     assert ours[1].param_groups is groups
     assert {p.grad is None for p in held._parts[0].params} == {True}
     assert {p.grad is None for part in held._parts[1:] for p in part.params} == {False}
-    ours[1].step()
-    theirs[1].step()
-    gradients(theirs[0], 2), gradients(ours[0], 2)
-    theirs[1].step(), ours[1].step()
-    assert same(theirs, ours)
-    assert not on_device(ours[1], held)
+    expect_it_goes_on(theirs, ours, held)
 
 
 class FailingBack(ThreadEngine):
@@ -63,23 +76,13 @@ class FailingBack(ThreadEngine):
 def test_a_copy_that_fails_is_an_error_and_nothing_is_lost(
     engine: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, small_parts: None
 ) -> None:
-    theirs, ours = pair(MAKE["sgd-momentum"])
-    held = hold(*ours)
-    for model, optimizer in (theirs, ours):
-        gradients(model, 0)
-        optimizer.step()
-        gradients(model, 1)
+    theirs, ours, held = before_a_second_step("sgd-momentum")
     with monkeypatch.context() as m:
         broken = engine()
         m.setattr(away, "engine_of", lambda device: broken)
         with pytest.raises(OSError, match="the link is down"):
             ours[1].step()
-    ours[1].step()  # of the parts that are left
-    theirs[1].step()
-    gradients(theirs[0], 2), gradients(ours[0], 2)
-    theirs[1].step(), ours[1].step()
-    assert same(theirs, ours)
-    assert not on_device(ours[1], held)
+    expect_it_goes_on(theirs, ours, held)
 
 
 @pytest.mark.parametrize("copies", range(6))
@@ -87,12 +90,7 @@ def test_a_copy_that_fails_is_an_error_and_nothing_is_lost(
 def test_a_step_that_is_interrupted_can_be_taken_again(
     way: str, copies: int, monkeypatch: pytest.MonkeyPatch, small_parts: None
 ) -> None:
-    theirs, ours = pair(MAKE["adamw"])
-    held = hold(*ours)
-    for model, optimizer in (theirs, ours):
-        gradients(model, 0)
-        optimizer.step()
-        gradients(model, 1)
+    theirs, ours, held = before_a_second_step("adamw")
     used, left = LateEngine(), iter(range(copies))
     real = getattr(used, way)
 
@@ -106,12 +104,7 @@ def test_a_step_that_is_interrupted_can_be_taken_again(
         m.setattr(away, "engine_of", lambda device: used)
         with pytest.raises(KeyboardInterrupt):
             ours[1].step()
-    ours[1].step()
-    theirs[1].step()
-    gradients(theirs[0], 2), gradients(ours[0], 2)
-    theirs[1].step(), ours[1].step()
-    assert same(theirs, ours)
-    assert not on_device(ours[1], held)
+    expect_it_goes_on(theirs, ours, held)
 
 
 def test_a_step_that_is_interrupted_while_memory_goes_can_be_taken_again(small_parts: None) -> None:
@@ -138,12 +131,7 @@ def test_a_step_that_is_interrupted_while_memory_goes_can_be_taken_again(small_p
             ours[1].step()
     finally:
         sys.settrace(before)
-    ours[1].step()
-    theirs[1].step()
-    gradients(theirs[0], 2), gradients(ours[0], 2)
-    theirs[1].step(), ours[1].step()
-    assert same(theirs, ours)
-    assert not on_device(ours[1], held)
+    expect_it_goes_on(theirs, ours, held)
 
 
 def test_another_group_of_an_optimizer_whose_state_comes_at_once_is_refused_each_time() -> None:
