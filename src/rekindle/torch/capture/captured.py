@@ -16,6 +16,7 @@ from ..private import FakeTensorMode, fake_mode_of
 from ..situation.numbers import Numbers
 from ..situation.surroundings import is_cast_once
 from ..tensors.tree import Branch
+from .inner_results import Inner
 from .known_values import Question
 
 
@@ -59,6 +60,7 @@ class Captured:
     mutations : placeholder -> the node that holds its new value after forward.
     writing : node -> the call that its first run makes instead; tensors that this call writes are not in `mutations`.
     gradients : placeholder -> the node that holds its gradient.
+    inner : node that holds the whole gradient of a result from which forward goes on -> that result.
     fills : containers of the caller's as forward leaves them; their tensors follow those of the results.
     aliased_inputs : output leaf -> the input that it is, by index, or the parameter or buffer, by name.
     source : node -> file and line of the user's code, where known.
@@ -91,6 +93,7 @@ class Captured:
     mutations: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
     writing: Mapping[fx.Node, Writing] = field(default_factory=dict)
     gradients: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
+    inner: Mapping[fx.Node, Inner] = field(default_factory=dict)
     output_spec: Any = None
     fills: Sequence[Branch] = ()
     aliased_inputs: Mapping[int, int | str] = field(default_factory=dict)
@@ -150,7 +153,7 @@ class Captured:
         )
 
 
-_BY_NODE = ("params", "buffers", "inputs", "constants", "tangents", "module_path", "source")
+_BY_NODE = ("params", "buffers", "inputs", "constants", "tangents", "inner", "module_path", "source")
 
 
 def base_of(n: fx.Node) -> fx.Node:

@@ -25,6 +25,7 @@ from ..undo.attributes import Attributes, Changes, Kind, kind_of, tensors_in_att
 from .captured import Assigned
 from .eager_kernels import EagerLayout, one_cast_each
 from .extents import indices_for_masks
+from .inner_results import inner_results, mark
 from .known_values import KnownValues, Question
 from .left_out import taken_apart
 from .trace_errors import lets_require_grad, moves
@@ -165,7 +166,10 @@ class FlatForward(nn.Module):
         for i, t in enumerate(returned):
             if t.requires_grad and self._loss == "auto" and (i >= results or loss and i < own and i not in loss):
                 self.ignored[i] = names[i]
-                returned[i] = t.detach()
+        for i, uses in inner_results(returned, [t for i, t in enumerate(returned) if i not in self.ignored]).items():
+            mark(returned[i], i, uses)
+        for i in self.ignored:
+            returned[i] = returned[i].detach()
         # Copies, so that AOTAutograd does not see results that are views of each other; `joint_graph` drops the copies.
         copies = tuple([t.clone() for t in returned])
         self._before_backward, self._ends = self._marks(), [t.grad_fn for t in copies if t.grad_fn is not None]

@@ -15,6 +15,7 @@ from ..private import OpOverload, aot, tree_leaves
 from ..situation.module_paths import module_path, source_line
 from ..tensors import tree
 from .captured import Captured
+from .inner_results import take_marks
 from .trace_errors import NO_BACKWARD, moves
 
 _PREFIX = "model."  # of names: the traced FlatForward has the user's module as a submodule
@@ -54,7 +55,7 @@ def read_joint_graph(c: Captured, model: nn.Module) -> Captured:
             "call requires_grad_() on the parameters to train, and do not trace under torch.no_grad()",
             reason=NO_BACKWARD,
         )
-    return replace(c, **vars(roles))
+    return replace(c, **vars(roles), inner=take_marks(roles.nodes, roles.gradients, roles.tangents))
 
 
 @dataclass

@@ -31,6 +31,24 @@ def additions(c: Captured) -> dict[fx.Node, list[fx.Node]]:
     return found
 
 
+def additions_of_results(c: Captured) -> dict[fx.Node, list[fx.Node]]:
+    """Whole gradient of an inner result (`Captured.inner`) -> the nodes that add it up from several uses, the last first. Where
+    a gradient may come back from the loss, it is the first part. Left out are gradients of which that cannot be told."""
+    from_loss = {i: t for t, i in c.tangents.items()}
+    found = {}
+    for gradient, (output, uses) in c.inner.items():
+        nodes: list[fx.Node] = []
+        node, first = unaliased(gradient), from_loss.get(output)
+        while node is not first and _adds_up(node) and len(nodes) < uses - (first is None):
+            if len(node.users) > 1 and node is not gradient:
+                break
+            nodes.append(node)
+            node = unaliased(node.args[0])
+        if node is first or first is None:
+            found[gradient] = nodes
+    return found
+
+
 class Cast(NamedTuple):
     """The cast of a leaf that autocast makes once for all uses.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -47,13 +48,19 @@ class TrainingStep:
     rng: dict[int | str, Any] = field(default_factory=dict)
     generator: Iterator[None] | None = None
     out: list[Any] = field(default_factory=list)
-    absent: tuple[int, ...] = ()
+    results: list[Any] = field(default_factory=list)  # of forward, until the nodes that own them are made
+    given: list[Any] = field(default_factory=list)  # gradients that the generator takes as it goes on
+    absent: frozenset[int] = frozenset()  # the `Runner.sources` that backward has not got
+    at: int = 0  # the stage that the generator runs next
+    begun: int = -1  # number of the backward call that runs
     trained: frozenset[int] = frozenset()  # ids of the tensors that gradients come to
     versions: dict[int, tuple[Callable[[], Any], int]] = field(default_factory=dict)  # of inputs, as forward left them
     shared: CallInBlock | None = None  # under autocast, what it must know of other calls
     apart: bool = False  # backward leaves sums of gradients apart
     instead: frozenset[int] = frozenset()  # inputs in whose place another tensor gets the gradients of their casts
+    again: int = -1  # number of the backward call whose gradients `second` makes
     differentiated: dict[int, list[Any]] = field(default_factory=dict)  # stage -> its gradients, if `second` made them
+    carried: dict[int, Any] = field(default_factory=dict)  # those that a stage after the next cut hands over
 
     def forward(self) -> tuple[list[Any], list[Any]]:
         inputs, self.inputs = self.inputs, []
@@ -79,53 +86,91 @@ class TrainingStep:
             if (noted := self.versions.get(i)) and (t := noted[0]()) is not None and t._version != noted[1]:
                 raise self.runner.written_to(i, t, noted[1])
 
-    def start(self, saved: list[Any], tangents: list[Any]) -> None:
-        """Begin a backward. An earlier backward that was left unfinished (autograd.grad on a subset) is dropped."""
+    def start(self, saved: list[Any], retain: bool) -> None:
+        """Begin a backward, without gradients so far. An earlier backward that was left unfinished (autograd.grad on a subset)
+        is dropped. retain : another backward may follow."""
         self.runner.waiting.discard(self)
         self.out.clear()
         self.differentiated.clear()
         apart = _given_before(self.trained, self.runner.may_part) or self.runner.adds_up_inside(self.instead)
         if self.shared is not None:
             self.shared.begun, apart = backward_number(), apart or bool(self.shared.left)
-        self.apart = apart
-        self.absent = tuple(i for i, t in enumerate(tangents) if t is None)
-        for i in self.absent:
-            tangents[i] = self.runner.zero_tangent(i)
-        retain = backward_keeps_graph()
-        self.generator = self.runner.program.backward(saved, tangents, self.rng, self.out, retain, apart)
+        self.apart, self.at, self.absent, self.begun = apart, 0, frozenset(), backward_number()
+        self.given = []  # a list of its own, which an unfinished backward does not refer to
+        self.generator = self.runner.program.backward(saved, self.given, self.rng, self.out, retain, apart)
 
-    def start_again(self, tangents: list[Any], boundary: Any, anchor: torch.Tensor) -> None:
-        """Begin a backward by the module's own forward. Gradients of stages that it does not reach would live on."""
-        self.runner.waiting.discard(self)
+    def take(self, k: int, gradients: list[Any], start: Callable[[], None]) -> None:
+        """Take the gradients that came back to boundary k. Where backward begins, `start` is called; the stages that stand
+        before the boundary then run on zeros, and nobody gets what they hand over."""
+        known = self.runner.boundaries
+        if k == 0 or self.generator is None or (self.begun, self.at) != (backward_number(), known[k].stage):
+            start()
+            for before, b in itertools.pairwise(known[: k + 1]):
+                self._give(before.sources, [None] * len(before.sources))
+                while self.at < b.stage:
+                    self._run()
+                    self.out.clear()
+        self._give(known[k].sources, gradients)
+
+    def _give(self, sources: list[fx.Node], gradients: list[Any]) -> None:
+        self.absent |= {n for n, g in zip(sources, gradients, strict=True) if g is None}
+        self.given += [_zeros(n) if g is None else g for n, g in zip(sources, gradients, strict=True)]
+
+    def start_again(self, k: int, tangents: list[Any], boundary: Any) -> None:
+        """Take the gradients that came back to boundary k by the module's own forward. Gradients of stages that this backward
+        does not reach would live on."""
+        runner, number = self.runner, backward_number()
+        runner.waiting.discard(self)
         if self.shared is not None:
-            self.shared.begun = backward_number()
-        given = dict(zip(self.runner.lowered.captured.tangents.values(), tangents, strict=True))
-        reached = {n.j: self.runner.stage_inputs[n.j] for n in stages_after(boundary) if will_run(n)}
-        casts = [(j, at) for j in reached for at, _ in self.runner.casts_of_stage[j]] if self.shared else []
-        self.differentiated = self.second.gradients(given, reached, casts, anchor)
+            self.shared.begun = number
+        if self.again != number:
+            self.again, self.differentiated, self.carried = number, {}, {}
+        *_, anchor = boundary.saved_tensors
+        own, later = runner.boundaries[k], runner.boundaries[k + 1 :]
+        reached = {n.j: runner.stage_inputs[n.j] for n in stages_after(boundary) if will_run(n)}
+        now = {j: places for j, places in reached.items() if not later or j < later[0].stage}
+        given = {own.outputs[at]: g for at, g in zip(own.owners, tangents, strict=True)}
+        cuts, wanted = [b.outputs[0] for b in later], {i for places in reached.values() for i in places}
+        found = self.second.gradients(given, wanted, runner.direct(k), cuts, anchor, len(now) == len(reached))
+        for i, g in self.carried.items():
+            found[i] = g if found.get(i) is None else g + found[i]
+        # One that stands in several places gets its whole gradient in one of them, in the earliest unless one is a cast's.
+        casts = [(j, at) for j in now for at, _ in runner.casts_of_stage[j]] if self.shared else []
+        made = {(j, at): found.pop(now[j][at], None) for j, at in casts}
+        for j, places in now.items():
+            self.differentiated[j] = [
+                made[j, at] if (j, at) in made else found.pop(i, None) for at, i in enumerate(places)
+            ]
+        self.carried = {i: g for i, g in found.items() if g is not None}
 
     def stage(self, j: int) -> list[Any]:
         """Run stage j and take its gradients."""
         if j in self.differentiated:
             return self._handed_over(j, self.differentiated.pop(j))
-        if self.generator is None:
+        if self.generator is None or self.at != j:
             raise RekindleError("this part of the backward was run already; call backward with retain_graph=True")
+        self._run()
+        gradients = self.out[:]
+        self.out.clear()
+        for k in self.runner.without(j, self.absent) if self.absent else ():
+            gradients[k] = None
+        return self._handed_over(j, self.runner.in_parts(j, gradients))
+
+    def _run(self) -> None:
+        """Run the next stage, which puts its gradients into `out`."""
+        assert self.generator is not None
         try:
-            self.check_versions(self.runner.read_by_stage[j])
+            self.check_versions(self.runner.read_by_stage[self.at])
             with disable_autocast(), self.runner.watched():
                 next(self.generator)
         except BaseException:
             self.generator = None  # its tensors must not outlive the error
             self.out.clear()
             raise
-        gradients = self.out[:]
-        self.out.clear()
-        if j == len(self.runner.program.stages) - 1:
+        self.at += 1
+        if self.at == len(self.runner.program.stages):
             self.generator.close()  # type: ignore[attr-defined]
             self.generator = None
-        for k in self.runner.without(j, self.absent) if self.absent else ():
-            gradients[k] = None
-        return self._handed_over(j, self.runner.in_parts(j, gradients))
 
     def _handed_over(self, j: int, gradients: list[Any]) -> list[Any]:
         """The gradients of stage j, with those that it hands over for casts where eager has them."""
@@ -160,42 +205,77 @@ def _given_before(tensors: frozenset[int], ask: bool) -> bool:
     return ask and not before.isdisjoint(tensors)
 
 
+@dataclass(frozen=True)
+class Boundary:
+    """Where gradients enter backward: of all results at first; then, at each cut of the program, of the result there.
+
+    stage : the first one after it. outputs : numbers of the results that it owns. sources : nodes of the gradients that come
+    back to them, as backward takes them. owners : for each source, the place of its result in `outputs`.
+    """
+
+    stage: int
+    outputs: list[int]
+    sources: list[fx.Node]
+    owners: list[int]
+
+
 class _Boundary(torch.autograd.Function):
-    """Owns the results and what forward saved. Its backward computes nothing: the engine holds on to the gradients it is
-    called with until it returns, and the first stage must be able to free them."""
+    """Owns results; the last one in backward, whose forward runs first, owns what forward saved too. Its backward computes
+    nothing: the engine holds on to the gradients it is called with until it returns, and the next stage must be able to free
+    them."""
 
     @staticmethod
-    def forward(ctx: Any, step: TrainingStep, token: torch.Tensor) -> tuple[Any, ...]:
-        results, saved = step.forward()
-        ctx.step = step
-        if step.shared is not None:
-            step.shared.boundary = weakref.ref(ctx)
+    def forward(ctx: Any, step: TrainingStep, k: int, token: torch.Tensor) -> tuple[Any, ...]:
+        runner, saved = step.runner, []
+        if k == len(runner.boundaries) - 1:
+            step.results, saved = step.forward()
+        ctx.step, ctx.k = step, k
         ctx.set_materialize_grads(False)
-        runner = step.runner
-        anchor = _token(runner.device)  # leads from second derivatives to this node
+        results = [step.results[i] for i in runner.boundaries[k].outputs]
+        if len(runner.boundaries) > 1:  # a result of a later node would lead back to this one
+            theirs = {id(t) for t in step.results} - {id(t) for t in results}
+            saved = [t.detach() if id(t) in theirs else t for t in saved]
+        if k == 0:
+            step.results = []
+        anchor = _token(runner.device)  # leads from second derivatives, and from the stage before, to this node
         ctx.save_for_backward(*saved, anchor)
-        ctx.mark_non_differentiable(*[t for i, t in enumerate(results) if i not in runner.differentiable])
+        numbers = zip(runner.boundaries[k].outputs, results, strict=True)
+        ctx.mark_non_differentiable(*[t for i, t in numbers if i not in runner.differentiable])
         return *results, anchor
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        step, runner = ctx.step, ctx.step.runner
+        step, k, runner = ctx.step, ctx.k, ctx.step.runner
+        own = runner.boundaries[k]
         for i, place in runner.lowered.captured.ignored_outputs.items():
-            if grads[i] is not None:
+            if k == 0 and i in own.outputs and grads[own.outputs.index(i)] is not None:
                 raise RekindleError(
                     f"a gradient came back to {place}, but the plan was made for the loss alone; give loss='all' to the call "
                     "that planned (rekindle.checkpoint, rekindle.trace, …) to plan for gradients of every result"
                 )
-        step.check_versions(runner.watched_inputs)
-        *saved, anchor = ctx.saved_tensors
-        ctx.maybe_clear_saved_tensors()
-        tangents = [grads[i] for i in runner.lowered.captured.tangents.values()]
+        tangents = [grads[i] for i in own.owners]
         del grads
-        if torch.is_grad_enabled() or step.second.waits or stand_for_many(tangents):
-            step.start_again(tangents, ctx, anchor)
+        again = step.again == backward_number()  # in this backward, gradients of other results came to plain code
+        if again or torch.is_grad_enabled() or step.second.waits or stand_for_many(tangents):
+            step.check_versions(runner.watched_inputs)
+            step.start_again(k, tangents, ctx)
         else:
-            step.start(saved, tangents)
-        return None, _token(runner.device)
+            step.take(k, tangents, functools.partial(_start, ctx))
+        return None, None, _token(runner.device)
+
+
+def _start(ctx: Any) -> None:
+    """Let the backward begin that has come to this boundary."""
+    step, last = ctx.step, ctx
+    step.check_versions(step.runner.watched_inputs)
+    while last.k < len(step.runner.boundaries) - 1:
+        last = next(n for n in _after(last) if isinstance(n, _Boundary._backward_cls))
+    *saved, _ = last.saved_tensors
+    # A backward that ends at a result, as `autograd.grad(loss, result)` does, leaves what lies before the result.
+    ends = last is not ctx and not will_run(next(stages_after(last)))
+    if not ends:
+        last.maybe_clear_saved_tensors()
+    step.start(saved, ends or backward_keeps_graph())
 
 
 class _Stage(torch.autograd.Function):
@@ -204,6 +284,8 @@ class _Stage(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, step: TrainingStep, j: int, token: torch.Tensor, *params: torch.Tensor) -> torch.Tensor:
         ctx.step, ctx.j, ctx.given = step, j, len(params)
+        if step.shared is not None:
+            step.shared.stages.append(weakref.ref(ctx))
         return _token(step.runner.device)
 
     @staticmethod
@@ -220,19 +302,31 @@ def _token(device: torch.device) -> torch.Tensor:
 
 def boundary_of(results: Iterable[torch.Tensor]) -> Any:
     """The autograd node at which the backward of a planned call with these results begins; None: the call was not planned."""
-    return next((t.grad_fn for t in results if isinstance(t.grad_fn, _Boundary._backward_cls)), None)
+    found = [t.grad_fn for t in results if isinstance(t.grad_fn, _Boundary._backward_cls)]
+    return min(found, key=lambda node: node.k, default=None)  # type: ignore[union-attr]
+
+
+def _after(node: Any) -> Iterator[Any]:
+    """The autograd nodes of boundaries and stages that come after one of them, in the order of backward."""
+    kinds = (_Boundary._backward_cls, _Stage._backward_cls)
+    while isinstance(node := node.next_functions[0][0], kinds):
+        yield node
 
 
 def stages_after(boundary: Any) -> Iterator[Any]:
     """The autograd nodes of the stages of that backward, in its order."""
-    node = boundary
-    while node := next((n for n, _ in node.next_functions if isinstance(n, _Stage._backward_cls)), None):
-        yield node
+    return (n for n in _after(boundary) if isinstance(n, _Stage._backward_cls))
 
 
 def last_stage_of(boundary: Any) -> Any:
     """The autograd node at which that backward ends."""
-    return [boundary, *stages_after(boundary)][-1]
+    return [boundary, *_after(boundary)][-1]
+
+
+def _zeros(n: fx.Node) -> torch.Tensor:
+    """A zero gradient, for a result on which the loss does not depend."""
+    t = n.meta["val"]
+    return torch.zeros(t.shape, dtype=t.dtype, device=t.device)
 
 
 class Runner:
@@ -249,23 +343,25 @@ class Runner:
         c = lowered.captured
         self.device = c.device
         self.given = [p for p in c.placeholders if p.op == "placeholder"]
-        place = {p: i for i, p in enumerate(self.given)}
+        self._place = place = {p: i for i, p in enumerate(self.given)}
         self._sums, self._parts = additions(c), program.parts
         self._added_inside = {place[p] for p in program.parts}
         # A tensor whose gradient may be handed over in parts is passed once per part.
+        # The result number i is passed as -1 - i.
+        place |= {cut.gradient: -1 - c.inner[cut.gradient].output for cut in program.cuts}
         self.stage_inputs = [
             [place[p] for p in stage for _ in range(self._parts.get(p, 1))] for stage in program.stages
         ]
+        self.boundaries = self._find_boundaries()
         self._trained = [place[p] for p in c.gradients]
         self.read_by_stage = [[place[p] for p in read] for read in program.read]
         self._saved_by_eager = {place[p] for p in saved_by_eager(lowered)}
         self.watched_inputs = sorted(self._saved_by_eager.union(*self.read_by_stage))
         self._parameters = [place[p] for p in c.gradients if p in c.params]
         self.differentiable = set(c.tangents.values()) | set(c.ignored_outputs)
-        self._tangents = list(c.tangents)
         self.waiting: weakref.WeakSet[TrainingStep] = weakref.WeakSet()  # calls whose backward has not begun
         self.adds_up = bool(self._sums)
-        self._depends = self._tangent_dependence()
+        self._depends = self._dependence()
         self.casts = {place[p]: cast for p, cast in casts(c).items()}
         self.casts_of_stage, self._stage_of_cast = self._find_casts()
         self._plain_casts = PlainCasts()
@@ -293,14 +389,30 @@ class Runner:
         for t in held_back:
             reads = [j for j, read in enumerate(self.read_by_stage) if any(overlap(t, inputs[i]) for i in read)]
             held.setdefault(reads[-1] if reads else -1, []).append(t)
-        for j in range(len(self.stage_inputs) - 1, -1, -1):
-            given = [inputs[i] for i in self.stage_inputs[j]]
-            for at, i in self.casts_of_stage[j] if instead else ():
-                if i in instead:
-                    given[at] = instead[i]
-                    given += [instead[i]] * (self.casts[i].uses - 1)
-            token = _Stage.apply(step, j, token, *held.get(j, ()), *given)
-        return list(_Boundary.apply(step, token))[:-1]
+        given = [[inputs[i] if i >= 0 else None for i in stage] for stage in self.stage_inputs]  # forward empties `inputs`
+        results: dict[int, torch.Tensor] = {}
+        k = len(self.boundaries) - 1
+        for j in range(len(given), -1, -1):
+            if j < len(given):
+                some = [results[-1 - i] if i < 0 else t for i, t in zip(self.stage_inputs[j], given[j], strict=True)]
+                for at, i in self.casts_of_stage[j] if instead else ():
+                    if i in instead:
+                        some[at] = instead[i]
+                        some += [instead[i]] * (self.casts[i].uses - 1)
+                token = _Stage.apply(step, j, token, *held.get(j, ()), *some)
+            while k >= 0 and self.boundaries[k].stage == j:
+                *made, token = _Boundary.apply(step, k, token)
+                results.update(zip(self.boundaries[k].outputs, made, strict=True))
+                k -= 1
+        return [results[i] for i in range(len(results))]
+
+    def _find_boundaries(self) -> list[Boundary]:
+        c, cuts = self.lowered.captured, self.program.cuts
+        inner = {c.inner[cut.gradient].output for cut in cuts}
+        others = [i for i in range(len(c.outputs)) if i not in inner]
+        tangents = {t: others.index(i) for t, i in c.tangents.items() if i not in inner}
+        found = [Boundary(0, others, list(tangents), list(tangents.values()))]
+        return found + [Boundary(x.stage, [c.inner[x.gradient].output], [x.gradient], [0]) for x in cuts]
 
     def _find_casts(self) -> tuple[list[list[tuple[int, int]]], dict[int, int]]:
         """(per stage, the (place among its `stage_inputs`, number of the input) at which it hands over the gradient of a cast;
@@ -379,21 +491,27 @@ class Runner:
         """Whether the backward of an earlier call has not begun yet."""
         return len(self.waiting) > 0
 
-    def zero_tangent(self, i: int) -> torch.Tensor:
-        """A zero gradient, for a result on which the loss does not depend."""
-        t = self._tangents[i].meta["val"]
-        return torch.zeros(t.shape, dtype=t.dtype, device=t.device)
+    def direct(self, k: int) -> set[int]:
+        """The stage inputs to which gradients come from boundary k, not only through another one."""
+        sources = {*self.boundaries[k].sources}
+        places = (zip(s, d, strict=True) for s, d in zip(self.program.stages, self._depends, strict=True))
+        return {self._place[p] for row in places for p, needs in row if needs & sources}
 
-    def without(self, j: int, absent: tuple[int, ...]) -> list[int]:
-        """Positions in stage j of gradients that depend on no gradient from the loss: eager leaves them None."""
-        return [
-            k for k, p in enumerate(self.program.stages[j])
-            if not self._depends[self.lowered.captured.gradients[p]] - set(absent)
-        ]  # fmt: skip
+    def without(self, j: int, absent: frozenset[fx.Node]) -> list[int]:
+        """Positions in stage j of gradients that depend on no gradient from outside: eager leaves them None."""
+        return [k for k, sources in enumerate(self._depends[j]) if not sources - absent]
 
-    def _tangent_dependence(self) -> dict[fx.Node, frozenset[int]]:
-        c = self.lowered.captured
-        found: dict[fx.Node, frozenset[int]] = {t: frozenset([i]) for i, t in enumerate(c.tangents)}
+    def _dependence(self) -> list[list[frozenset[fx.Node]]]:
+        """For each stage, the sources on which each gradient that it hands over depends."""
+        c, handed = self.lowered.captured, {cut.gradient: iter(cut.parts) for cut in self.program.cuts}
+        found: dict[fx.Node, frozenset[fx.Node]] = {t: frozenset([t]) for t in c.tangents}
+        whole: dict[fx.Node, frozenset[fx.Node]] = {}  # gradients at cuts -> the sources of all that comes to them
         for n in c.nodes:
             found[n] = frozenset().union(*(found.get(a, frozenset()) for a in n.all_input_nodes))
-        return found
+            if n in handed:
+                whole[n], found[n] = found[n], frozenset([n])
+        rows: list[list[frozenset[fx.Node]]] = []
+        for stage in self.program.stages:
+            made = [(p, next(handed[p]) if p in handed else c.gradients[p]) for p in stage]
+            rows.append([whole[n] if n is p else found[n] for p, n in made])
+        return rows

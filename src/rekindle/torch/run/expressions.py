@@ -17,7 +17,7 @@ from ..operators.node_tensors import Part, is_member
 from ..private import OpOverload
 from ..tensors import rng
 from .gradient_sums import each, join
-from .results import own
+from .results import alone, own
 
 _LITERALS = (bool, int, str, type(None))  # exactly these types: a subclass may print as anything
 _LOCALS = (
@@ -42,9 +42,11 @@ class Expressions:
             "join": join,
             "each": each,
             "own": own,
+            "alone": alone,
         }
         self._names: dict[Any, str] = {}
         self._late = {c.node for c, op in zip(lowered.calls, lowered.graph.ops, strict=True) if op.backward}
+        self.totals: dict[fx.Node, str] = {}  # gradient of a result, a view of another tensor -> its own variable
         self.in_backward = False  # a schedule may run an op of backward in forward
 
     def variables(self, value: int) -> list[str]:
@@ -119,6 +121,8 @@ class Expressions:
         """Source of the tensor for which a node stands; `swap`: a mutated placeholder is read from its snapshot."""
         if not isinstance(n, fx.Node):
             return self.argument(n, None)
+        if n in self.totals:
+            return self.totals[n]
         if n.op == "get_attr":
             return self._constant(self.low.captured.constants[n])
         if n.op == "placeholder":

@@ -20,7 +20,7 @@ from torch import fx
 from ...model.graph import Graph
 from ...model.schedule import Schedule
 from ..lowering.lowered import Lowered
-from .source import Source, Sums
+from .source import Cut, Source, Sums
 from .stages import LastReads
 
 _number = itertools.count(1)  # of programs in this process
@@ -33,12 +33,13 @@ class Program:
     forward(inputs, rng) -> (results, saved): `inputs` is one tensor per placeholder (emptied), `rng` a dict.
     backward(saved, tangents, rng, out, retain, apart): a generator; both lists are emptied. Each `next` runs one stage.
         `retain`: another backward may follow, so nothing is written over what forward saved. `apart`: a gradient that is
-        added up from several uses comes as a tuple of its parts.
+        added up from several uses comes as a tuple of its parts. After each of `cuts` it takes a gradient from `tangents`.
     stages : per stage the placeholders whose gradients it puts into `out`, in order; one that is handed over in parts stands
-        there once for each part.
+        there once for each part. So does the whole gradient of a result that is in `cuts`.
     read : for each stage the placeholders that it reads.
     parts : placeholder -> number of parts of a gradient that is added up from several uses and comes whole, unless `apart`
         is asked for.
+    cuts : the results whose gradients autograd adds up, in the order in which backward comes to them.
     file : the name under which tracebacks find the source, as long as the program lives.
     ops : line of the source, from 1 -> id of the op that it runs.
     lowered : the graph and calls that it was made from.
@@ -51,6 +52,7 @@ class Program:
     stages: list[list[fx.Node]]
     read: list[set[fx.Node]] = field(default_factory=list)
     parts: dict[fx.Node, int] = field(default_factory=dict)
+    cuts: list[Cut] = field(default_factory=list)
     file: str = ""
     ops: dict[int, int] = field(default_factory=dict)
     lowered: Lowered | None = field(default=None, repr=False)
@@ -85,6 +87,7 @@ def build(lowered: Lowered, schedule: Schedule) -> Program:
         written.stages,
         written.read,
         sums.parts,
+        written.cuts,
         file,
         written.ops,
         lowered,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from typing import Any
 
 import torch
+
+from ..private import is_in_use, users_of_memory
 
 
 def own(t: torch.Tensor) -> torch.Tensor:
@@ -15,6 +18,21 @@ def own(t: torch.Tensor) -> torch.Tensor:
     its base. A sum that is not made in place takes memory that no plan counts.
     """
     return t.new_empty(0).set_(t) if t._is_view() and not (t.is_conj() or t.is_neg()) else t  # type: ignore[call-overload]
+
+
+def alone(given: list[torch.Tensor], strides: tuple[int, ...]) -> torch.Tensor:
+    """The gradient that the list holds, which may be written over. In place of one that someone else holds too (a hook,
+    `autograd.grad`), or that is laid out in another way, there is a copy."""
+    shared = _references(given) > _ALONE or is_in_use(given[-1]) or users_of_memory(given[-1]) > 1
+    t = given.pop()
+    return t.new_empty_strided(t.shape, strides).copy_(t) if shared or t.stride() != strides else t
+
+
+def _references(given: list[torch.Tensor]) -> int:
+    return sys.getrefcount(given[-1])
+
+
+_ALONE = _references([torch.empty(0)])
 
 
 def no_views(results: list[torch.Tensor], others: list[Any]) -> list[torch.Tensor]:

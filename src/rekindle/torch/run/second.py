@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -99,14 +99,17 @@ class Second:
     def gradients(
         self,
         tangents: Mapping[int, Any],
-        stages: Mapping[int, Sequence[int]],
-        first: Sequence[Any],
+        wanted: Iterable[int],
+        direct: Collection[int],
+        cuts: Sequence[int],
         anchor: torch.Tensor,
-    ) -> dict[int, list[Any]]:
-        """The gradients that each of these stages hands over. stages : the stages' inputs, by their number in the program; one
-        that stands in several places gets its whole gradient in one of them, in the earliest unless one is `first`.
+        last: bool,
+    ) -> dict[int, Any]:
+        """The gradients of the wanted inputs; of result i, where its number is -1 - i.
 
-        tangents : result -> the gradient that came back to it, or None. anchor : see `_Recorded`.
+        tangents : result -> the gradient that came back to it, or None. direct : inputs to which these gradients come directly.
+        cuts : results at which gradients end, for autograd to go on with them outside. anchor : see `_Recorded`.
+        last : no further gradients of this backward are asked for.
 
         Raises
         ------
@@ -125,33 +128,43 @@ class Second:
                     raise
                 raise _refusal(BATCH, f"there it fails: {e}") from None
         terms = [Term(self._results[k], g) for k, g in tangents.items() if g is not None]
-        terms = [t for t in terms if t.tensor.requires_grad] + self._waiting.pop(backward_number(), [])
+        waiting = self._waiting.pop(backward_number(), [])
+        terms = [t for t in terms if t.tensor.requires_grad] + waiting
         self._waiting.clear()
-        wanted = sorted({i for places in stages.values() for i in places})
-        leaves, keep = [self._leaves[i] for i in wanted], backward_keeps_graph()
-        if not keep:
+        numbers = sorted(i for i in wanted if waiting or i in direct)
+        leaves = [self._leaves[i] if i >= 0 else self._results[-1 - i] for i in numbers]
+        ends, keep = [self._results[i] for i in cuts], backward_keeps_graph()
+        if not keep and last:
             self._leaves, self._results = {}, []
-        found = dict(zip(wanted, self.differentiated(terms, leaves, anchor, keep), strict=True))
-        made = {(j, at): found.pop(stages[j][at], None) for j, at in first}
-        return {
-            j: [made[j, at] if (j, at) in made else found.pop(i, None) for at, i in enumerate(s)]
-            for j, s in stages.items()
-        }
+        return dict(zip(numbers, self.differentiated(terms, leaves, anchor, keep or not last, ends), strict=True))
 
     def differentiated(
-        self, terms: Sequence[Term], leaves: Sequence[torch.Tensor], anchor: torch.Tensor, keep: bool = True
+        self,
+        terms: Sequence[Term],
+        leaves: Sequence[torch.Tensor],
+        anchor: torch.Tensor,
+        keep: bool = True,
+        ends: Sequence[torch.Tensor] = (),
     ) -> list[Any]:
-        """The gradients of these leaves; under `create_graph=True` they can be differentiated in turn."""
+        """The gradients of these leaves; under `create_graph=True` they can be differentiated in turn. No gradient goes beyond
+        the tensors `ends`, which may be among the leaves."""
         if not terms or not leaves:
             return [None] * len(leaves)
         record = torch.is_grad_enabled()
         if record and stand_for_many(t.gradient for t in terms):
             raise _refusal(BATCH, _IN_TURN)
         own = [(t.gradient.detach().requires_grad_() if record else t.gradient, t.gradient) for t in terms]
-        found = torch.autograd.grad(
-            [t.tensor for t in terms], leaves, [leaf for leaf, _ in own],
-            create_graph=record, retain_graph=record or keep, allow_unused=True,
-        )  # fmt: skip
+        ended: dict[int, torch.Tensor] = {}
+        hooks = [t.register_hook(functools.partial(_end, ended, id(t))) for t in ends if t.requires_grad]
+        try:
+            found = torch.autograd.grad(
+                [t.tensor for t in terms], leaves, [leaf for leaf, _ in own],
+                create_graph=record, retain_graph=record or keep, allow_unused=True,
+            )  # fmt: skip
+        finally:
+            for hook in hooks:
+                hook.remove()
+        found = tuple([ended.get(id(t), g) for t, g in zip(leaves, found, strict=True)])
         if not record:
             return list(found)
         known = tuple(dict.fromkeys([*(pair for t in terms for pair in t.known), *own]))
@@ -275,6 +288,12 @@ class _Recorded(torch.autograd.Function):
             torch.zeros_like(anchor),
             *[next(back) if n else None for n in ctx.needs_input_grad[4:]],
         )
+
+
+def _end(ended: dict[int, torch.Tensor], key: int, gradient: torch.Tensor) -> torch.Tensor:
+    """A hook that lets a gradient end at a tensor: zeros go on in its place."""
+    ended[key] = gradient
+    return torch.zeros_like(gradient)
 
 
 def _is_read(p: fx.Node, wanted: set[fx.Node]) -> bool:

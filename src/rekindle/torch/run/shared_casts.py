@@ -55,14 +55,15 @@ class CallInBlock:
 
     leaves : number of an input -> the id of the leaf, where it casts it.
     before : the calls before it whose backward may come. later : id of a leaf -> the node of `_Later`, weakly.
-    boundary : the autograd node, weakly, at which its backward begins. begun : the backward in which it began last.
+    stages : the autograd nodes, weakly, of the stages of its backward, the last first. begun : the backward in which it began
+        last.
     left : id of a leaf -> (number of a backward, the gradient of its cast that later calls have left for this one).
     """
 
     def __init__(self, stage_of: Mapping[int, int], before: Sequence[CallInBlock]) -> None:
         self.before, self._stage_of = before, stage_of
         self.leaves: dict[int, int] = {}
-        self.boundary: Any = None
+        self.stages: list[Any] = []
         self.begun = -1
         self.left: dict[int, tuple[int, torch.Tensor]] = {}
         self.later: dict[int, Any] = {}
@@ -70,16 +71,14 @@ class CallInBlock:
     @property
     def is_over(self) -> bool:
         """Whether no backward can come to the call."""
-        return self.boundary is None or self.boundary() is None
+        return not self.stages or self.stages[0]() is None
 
     def gathers(self, leaf: int) -> bool:
         """Whether the running backward is still to hand over the gradient of the leaf's cast in this call."""
         number = next((i for i, known in self.leaves.items() if known == leaf), None)
         if number is None or self.begun == backward_number() or self.is_over:
             return False
-        node = self.later[leaf]() if leaf in self.later else self.boundary()
-        for _ in range(0 if leaf in self.later else self._stage_of[number] + 1):
-            node = node.next_functions[0][0]  # the boundary hands over to the first stage, each stage to the next one
+        node = self.later[leaf]() if leaf in self.later else self.stages[-1 - self._stage_of[number]]()
         return node is not None and will_run(node)
 
     def leave(self, leaf: int, gradient: torch.Tensor) -> bool:

@@ -5,7 +5,8 @@ One variable holds one storage and a `free` is a `del`, so what is live is what 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,35 +14,50 @@ import torch
 from torch import fx
 
 from ...model.arena import host_offsets
-from ...model.graph import ACCUMULATE, Graph
+from ...model.graph import ACCUMULATE, OPERATOR, Graph
 from ...model.schedule import Fetch, Free, Offload, Run, Schedule, Step
-from ..lowering.gradient_additions import additions, casts, unaliased
+from ..lowering.gradient_additions import additions, additions_of_results, casts, unaliased
 from ..lowering.lowered import Lowered, OpCall
 from ..operators import rules
-from ..operators.node_tensors import tensors_of
+from ..operators.node_tensors import Part, is_member, tensors_of
 from ..operators.table import OVERWRITES
 from ..situation.module_paths import printable
 from .expressions import Expressions, keyword_argument
 from .gradient_sums import handed_over
-from .halves import cut, last_reads, placeholders_read, read_late, tangent_values
+from .halves import Steps, cut, last_reads, placeholders_read, read_late, tangent_values
 
 PATH_MOST_LETTERS = 200  # longer paths of modules are cut in comments
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A result at which backward is cut: autograd adds up its whole gradient, and calls the hooks on it.
+
+    stage : the first one after the cut. gradient : the whole one. parts : those that stages before the cut hand over, in order.
+    """
+
+    stage: int
+    gradient: fx.Node
+    parts: list[fx.Node]
 
 
 @dataclass(frozen=True)
 class Sums:
     """How gradients that are added up from several uses of a tensor reach autograd.
 
-    handed_over : additions that autograd makes itself, from parts -> the placeholder whose gradient it is.
+    handed_over : additions that autograd makes itself, from parts -> the placeholder whose gradient it is, or the whole
+        gradient of a result.
     inside : the other additions, which the program makes.
     parts : placeholder -> number of parts, for gradients that are added up inside.
     casts : nodes that turn the gradient of a cast, a sum of `inside`, into a part of the gradient of its leaf.
+    results : whole gradient of a result at which backward is cut -> the additions of it that are handed over, the last first.
     """
 
     handed_over: dict[fx.Node, fx.Node]
     inside: set[fx.Node]
     parts: dict[fx.Node, int]
     casts: set[fx.Node]
+    results: dict[fx.Node, list[fx.Node]]
 
     @classmethod
     def of(cls, low: Lowered, schedule: Schedule) -> Sums:
@@ -51,7 +67,26 @@ class Sums:
         parts = {p: len(nodes) + 1 for p, nodes in found.items() if nodes[0] not in handed}
         several = [cast for cast in casts(low.captured).values() if cast.adds]
         inside = {n for p in parts for n in found[p]} | {n for cast in several for n in cast.adds}
-        return cls(handed, inside, parts, {cast.node for cast in several})
+        often = Counter([*ran, *low.captured.tangents])
+        results = {
+            g: nodes for g, nodes in additions_of_results(low.captured).items()
+            if all(often[n] == 1 for n in nodes or [part_of(low, g)[0]])  # a gradient may be handed over only once
+        }  # fmt: skip
+        handed |= {n: g for g, nodes in results.items() for n in nodes}
+        return cls(handed, inside, parts, {cast.node for cast in several}, results)
+
+
+def part_of(low: Lowered, n: fx.Node) -> Part:
+    """The tensor, as an op or the caller makes it, that this tensor is or is a view of."""
+    while n in low.views and (n.args[0], n.args[1] if is_member(n) else None) not in low.value_of:
+        n = n.all_input_nodes[0]
+    return (n.args[0], n.args[1]) if is_member(n) else (n, 0)  # type: ignore[return-value]
+
+
+def _behind(low: Lowered, n: fx.Node) -> Iterator[fx.Node]:
+    """The tensors of which this one is a view."""
+    while n in low.views and not is_member(n):
+        yield (n := n.all_input_nodes[0])
 
 
 class Source:
@@ -59,7 +94,7 @@ class Source:
 
     ops : number of a line, from 1 -> id of the op that it runs.
     stages : for each stage of backward, the placeholders whose gradients it puts into `out`, in order.
-    read : for each stage, the placeholders that it reads.
+    read : for each stage, the placeholders that it reads. cuts : as in `Program`.
     host_bytes : of the block in which the host holds copies of values.
     """
 
@@ -68,13 +103,20 @@ class Source:
         self.text = Expressions(lowered)
         self.lines: list[str] = []
         self.ops: dict[int, int] = {}
+        self.stages: list[list[fx.Node]] = []
         self.read: list[set[fx.Node]] = []
+        self.cuts: list[Cut] = []
+        self._handed: list[fx.Node] = []  # in the stage that is being written
+        self._reads: set[fx.Node] = set()  # of that stage
+        at_cuts = {lowered.captured.inner[g].output for g in sums.results}
+        # Gradients from the loss that autograd holds -> their variables, which the program does not have.
+        self._outside = {t: self.text.variable(t) for t, i in lowered.captured.tangents.items() if i in at_cuts}
         offsets, self.host_bytes = host_offsets(lowered.graph, schedule)
         self._offsets = iter(offsets)
         self._copying: set[int] = set()  # values whose copy to the host has begun and that have not been freed since
         self._coming: set[int] = set()  # values that have been fetched and not been needed since
         self._write_forward()
-        self.stages = self._write_backward()
+        self._write_backward()
 
     @property
     def _graph(self) -> Graph:
@@ -109,16 +151,22 @@ class Source:
         kept += map(self.text.variable, halves.itself)
         self.lines += [f"    return [{results}], [{', '.join(kept)}]", ""]
 
-    def _write_backward(self) -> list[list[fx.Node]]:
+    def _write_backward(self) -> None:
         self.text.in_backward = True
-        captured, halves = self.low.captured, self.halves
+        captured, halves, sums = self.low.captured, self.halves, self.sums
         kept = [*self._saved_values(), *map(self.text.variable, halves.read), *map(self.text.itself, halves.itself)]
+        given = [t for t in captured.tangents if t not in self._outside]
         self.lines += [
             "def backward(saved, tangents, rng, out, retain, apart):",
             f"    {_unpack(kept, 'saved')}",
-            f"    {_unpack(map(self.text.variable, captured.tangents), 'tangents')}",
+            f"    {_unpack(map(self.text.variable, given), 'tangents')}",
             *self._from_step(),
         ]
+        whole: dict[fx.Node, list[fx.Node]] = {}  # op -> the gradients that are whole after it
+        for g, nodes in sums.results.items():
+            whole.setdefault(nodes[0] if nodes else part_of(self.low, g)[0], []).append(g)
+        for t in captured.tangents:
+            self._cut(whole.get(t, []), halves.backward)
         tangents = tangent_values(self._graph)
         for s in halves.dropped:
             assert isinstance(s, Free)
@@ -127,9 +175,6 @@ class Source:
                 self._delete(s.value)
             else:
                 self._gone(s.value)
-        stages: list[list[fx.Node]] = []
-        handed: list[fx.Node] = []
-        read: set[fx.Node] = set()
         untouched = set(halves.saved)  # copies that forward made
         last_read = last_reads(self.low, halves.backward)
         for i, s in enumerate(halves.backward):
@@ -138,32 +183,57 @@ class Source:
                 self._of_value(s)
                 continue
             call = self.low.calls[s.op]
-            placeholder = None if call.node is None else self.sums.handed_over.get(call.node)
-            if call.kind != ACCUMULATE and placeholder is None and handed:
-                self.lines.append("    yield")
-                stages.append(handed)
-                self.read.append(read)
-                handed, read = [], set()
-            read |= {p for p, _ in placeholders_read(self.low, s.op)}
+            placeholder = None if call.node is None else sums.handed_over.get(call.node)
+            if call.kind != ACCUMULATE and placeholder is None:
+                self._end_stage()
+            self._reads |= {p for p, _ in placeholders_read(self.low, s.op)}
             if call.kind == ACCUMULATE:
                 assert call.node is not None
-                if call.node not in self.sums.handed_over.values():
+                if call.node not in sums.handed_over.values():
                     self.lines.append(f"    out.append({self.text.tensor(captured.gradients[call.node], False)})")
-                    handed.append(call.node)
+                    self._handed.append(call.node)
                 if s.into is not None:
                     self._delete(s.into)
             elif placeholder is not None:
-                handed += [placeholder] * self._hand_over(s, call)
+                later = halves.backward[i + 1 :] if placeholder in sums.results else ()
+                self._handed += [placeholder] * self._hand_over(s, call, later)
             else:
                 self._run_again(s, call, untouched)
                 untouched -= {*self._graph.ops[s.op].outputs, s.into}
+            if call.kind == OPERATOR and call.node in whole:
+                self._cut(whole[call.node], halves.backward[i + 1 :])
             for v in last_read.get(i, []):  # from here on this gradient belongs to the caller
                 self._delete(v)
-        if handed:
+        self._end_stage()
+
+    def _end_stage(self) -> None:
+        if self._handed:
             self.lines.append("    yield")
-            stages.append(handed)
-            self.read.append(read)
-        return stages
+            self.stages.append(self._handed)
+            self.read.append(self._reads)
+            self._handed, self._reads = [], set()
+
+    def _cut(self, gradients: Iterable[fx.Node], later: Steps) -> None:
+        """Let autograd add up whole gradients of results, and go on with what it and hooks make of them."""
+        for g in gradients:
+            nodes, part = self.sums.results[g], part_of(self.low, g)
+            parts = [n.args[1] for n in reversed(nodes)]
+            if not nodes:
+                parts = [g]
+                alone = all(len(n.users) == 1 for n in _behind(self.low, g))
+                self.lines.append(f"    out.append({self._to_autograd(g, self.text.tensor(g, False), () if alone else later)})")
+                self.lines += [f"    {self.text.name_of(part)} = None"] * alone
+                self._handed.append(g)
+            elif unaliased(nodes[-1].args[0]) not in self._outside:
+                parts.insert(0, nodes[-1].args[0])
+            self._end_stage()
+            self.cuts.append(Cut(len(self.stages), g, parts))
+            name = self.text.name_of(part)
+            if g is not part[0] and not (is_member(g) and g.args[0] is part[0]):
+                name = self.text.totals[g] = f"{name}_r{self.low.captured.inner[g].output}"
+            over = any(isinstance(s, Run) and s.into == self.low.value_of[part] for s in later)
+            taken = f"alone(tangents, {g.meta['val'].stride()})" if over else "tangents.pop()"
+            self.lines.append(f"    {name} = {taken}")
 
     # -- one step ----------------------------------------------------------------------------------------------------
     def _run_again(self, s: Run, call: OpCall, untouched: Container[int]) -> None:
@@ -235,17 +305,25 @@ class Source:
         arguments = [self.text.argument(a, n) for a in args]
         return name, arguments + [keyword_argument(k, self.text.argument(a, n)) for k, a in n.kwargs.items()]
 
-    def _hand_over(self, s: Run, call: OpCall) -> int:
+    def _hand_over(self, s: Run, call: OpCall, later: Steps) -> int:
         """Give autograd the parts that an addition would add; returns how many parts there are."""
         assert call.node is not None
         so_far, part = call.node.args
-        parts = [part] if unaliased(so_far) in self.sums.handed_over else [so_far, part]
-        shown = [(x, self.text.argument(x, call.node)) for x in parts]
-        self.lines += [f"    out.append({f'own({s})' if x in self.low.views else s})" for x, s in shown]
+        there = unaliased(so_far) in self.sums.handed_over or unaliased(so_far) in self._outside
+        parts = [part] if there else [so_far, part]
+        shown = [self._to_autograd(x, self.text.argument(x, call.node), later) for x in parts]
+        self.lines += [f"    out.append({x})" for x in shown]
         self.lines.append(f"    {self.text.name_of((call.node, 0))} = None")
         if s.into is not None:
             self._delete(s.into)
         return len(parts)
+
+    def _to_autograd(self, n: Any, shown: str, later: Steps) -> str:
+        """Source of a gradient that autograd may hold on to. later : the steps that follow, of which one may write over it."""
+        value = self.low.value_of[part_of(self.low, n)]
+        if any(isinstance(s, Run) and s.into == value for s in later):
+            return f"clone({shown})"
+        return f"own({shown})" if n in self.low.views else shown
 
     # -- copies to the host --------------------------------------------------------------------------------------------
     def _of_value(self, s: Free | Offload | Fetch) -> None:
@@ -284,7 +362,8 @@ class Source:
         return "retain" if self.text.in_backward else "False"
 
     def _delete(self, value: int) -> None:
-        if names := self.text.variables(value):
+        totals = [x for x in self.text.totals.values() if x.startswith(f"v{value}_")]
+        if names := [x for x in self.text.variables(value) if x not in self._outside.values()] + totals:
             self.lines.append(f"    del {', '.join(names)}")
 
     # -- small things ------------------------------------------------------------------------------------------------

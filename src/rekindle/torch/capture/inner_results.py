@@ -1,0 +1,71 @@
+"""Inner results: results of forward from which forward itself computes other results.
+
+In eager such a result is a node of autograd's graph, at which its whole gradient comes together: from the loss, and from the
+results that forward computes from it. Hooks on it, `retain_grad` and `autograd.grad(loss, result)` see that gradient, so the
+planned step must have such a node too. Here its place in the joint graph is found.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.fx.traceback as fx_traceback
+from torch import fx
+
+_MARK = "rekindle_result"
+
+
+class Inner(NamedTuple):
+    """The whole gradient of an inner result. output : its number. uses : how many nodes of autograd take the result."""
+
+    output: int
+    uses: int
+
+
+def inner_results(results: Sequence[torch.Tensor], ends: Iterable[torch.Tensor]) -> dict[int, int]:
+    """Number of each inner result -> how many nodes of autograd's graph behind `ends` take it."""
+    at: dict[Any, int] = {}
+    for i, t in enumerate(results):
+        if t.grad_fn is not None:
+            at.setdefault((t.grad_fn, t.output_nr), i)
+    taken, seen, stack = Counter[int](), set(), [t.grad_fn for t in ends]
+    while stack:
+        node = stack.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            taken.update(at[edge] for edge in node.next_functions if edge in at)
+            stack += [n for n, _ in node.next_functions]
+    return dict(taken)
+
+
+def mark(result: torch.Tensor, number: int, uses: int) -> None:
+    """Let a trace of backward put a node for the whole gradient of this result into its graph."""
+
+    def renamed(gradient: torch.Tensor) -> torch.Tensor:
+        with fx_traceback.annotate({_MARK: Inner(number, uses)}):
+            return torch.ops.aten.alias.default(gradient)
+
+    result.register_hook(renamed)
+
+
+def take_marks(
+    nodes: list[fx.Node], gradients: dict[fx.Node, fx.Node], tangents: Mapping[fx.Node, int]
+) -> dict[fx.Node, Inner]:
+    """The nodes of whole gradients; the other arguments are as in `Captured`. A mark stays as a node only where another op
+    reads the same gradient, not through the result; other marks leave the graph, `nodes` and `gradients`."""
+    found = {}
+    for n in [n for n in nodes if _MARK in n.meta.get("custom", {})]:
+        inner, gradient = n.meta["custom"].pop(_MARK), n.args[0]
+        alone = tangents.get(gradient) == inner.output  # no gradient of another result comes to it
+        if alone or gradient.op == "call_function" and len(gradient.users) == 1:
+            n.replace_all_uses_with(gradient)
+            gradients.update({p: gradient for p, g in gradients.items() if g is n})
+            nodes.remove(n)
+            n.graph.erase_node(n)
+            n = gradient
+        if not alone:
+            found[n] = inner
+    return found
