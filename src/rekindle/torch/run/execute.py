@@ -61,6 +61,7 @@ class TrainingStep:
     again: int = -1  # number of the backward call whose gradients `second` makes
     differentiated: dict[int, list[Any]] = field(default_factory=dict)  # stage -> its gradients, if `second` made them
     carried: dict[int, Any] = field(default_factory=dict)  # those that a stage after the next cut hands over
+    parts: dict[int, list[Any]] = field(default_factory=dict)  # of those of results, that are not handed over yet
 
     def forward(self) -> tuple[list[Any], list[Any]]:
         inputs, self.inputs = self.inputs, []
@@ -124,24 +125,34 @@ class TrainingStep:
         if self.shared is not None:
             self.shared.begun = number
         if self.again != number:
-            self.again, self.differentiated, self.carried = number, {}, {}
+            self.again, self.differentiated, self.carried, self.parts = number, {}, {}, {}
         *_, anchor = boundary.saved_tensors
         own, later = runner.boundaries[k], runner.boundaries[k + 1 :]
         reached = {n.j: runner.stage_inputs[n.j] for n in stages_after(boundary) if will_run(n)}
         now = {j: places for j, places in reached.items() if not later or j < later[0].stage}
         given = {own.outputs[at]: g for at, g in zip(own.owners, tangents, strict=True)}
         cuts, wanted = [b.outputs[0] for b in later], {i for places in reached.values() for i in places}
-        found = self.second.gradients(given, wanted, runner.direct(k), cuts, anchor, len(now) == len(reached))
-        for i, g in self.carried.items():
-            found[i] = g if found.get(i) is None else g + found[i]
+        last = len(now) == len(reached)
+        found = self.second.gradients(given, wanted, runner.direct(k), cuts, self.carried, anchor, last)
+        for i in [i for i in found if i < 0]:
+            self.parts[i] = self.parts.get(i, []) + (found.pop(i) or [])
         # One that stands in several places gets its whole gradient in one of them, in the earliest unless one is a cast's.
         casts = [(j, at) for j in now for at, _ in runner.casts_of_stage[j]] if self.shared else []
         made = {(j, at): found.pop(now[j][at], None) for j, at in casts}
         for j, places in now.items():
             self.differentiated[j] = [
-                made[j, at] if (j, at) in made else found.pop(i, None) for at, i in enumerate(places)
-            ]
+                self._next_part(i, (j, at)) if i < 0
+                else made[j, at] if (j, at) in made else found.pop(i, None)
+                for at, i in enumerate(places)
+            ]  # fmt: skip
         self.carried = {i: g for i, g in found.items() if g is not None}
+
+    def _next_part(self, i: int, at: tuple[int, int]) -> Any:
+        """The next part of the gradient of a result; where the last one is asked for, the sum of the rest."""
+        parts = self.parts.get(i, [])
+        rest = parts[:] if at == self.runner.last_part[i] else parts[:1]
+        del parts[: len(rest)]
+        return functools.reduce(torch.add, rest) if rest else None
 
     def stage(self, j: int) -> list[Any]:
         """Run stage j and take its gradients."""
@@ -352,6 +363,7 @@ class Runner:
         self.stage_inputs = [
             [place[p] for p in stage for _ in range(self._parts.get(p, 1))] for stage in program.stages
         ]
+        self.last_part = {i: (j, at) for j, stage in enumerate(self.stage_inputs) for at, i in enumerate(stage)}
         self.boundaries = self._find_boundaries()
         self._trained = [place[p] for p in c.gradients]
         self.read_by_stage = [[place[p] for p in read] for read in program.read]
