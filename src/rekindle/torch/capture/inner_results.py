@@ -8,7 +8,7 @@ planned step must have such a node too. Here its place in the joint graph is fou
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -31,21 +31,14 @@ def inner_results(results: Sequence[torch.Tensor], ends: Iterable[torch.Tensor])
     for i, t in enumerate(results):
         if t.grad_fn is not None:
             at.setdefault((t.grad_fn, t.output_nr), i)
-    return dict(Counter(at[edge] for *_, edge in edges_behind(ends) if edge in at))
-
-
-def edges_behind(ends: Iterable[torch.Tensor], stops: Container[Any] = ()) -> Iterator[tuple[Any, int, Any]]:
-    """(node, place among its gradients, the edge: the node, and the place there, to which that gradient goes) in autograd's
-    graph. stops : edges beyond which nobody looks."""
-    seen, stack = set(), [t.grad_fn for t in ends]
+    taken, seen, stack = Counter[int](), set(), [t.grad_fn for t in ends]
     while stack:
         node = stack.pop()
         if node is not None and node not in seen:
             seen.add(node)
-            for place, edge in enumerate(node.next_functions):
-                yield node, place, edge
-                if edge not in stops:
-                    stack.append(edge[0])
+            taken.update(at[edge] for edge in node.next_functions if edge in at)
+            stack += [n for n, _ in node.next_functions]
+    return dict(taken)
 
 
 def mark(result: torch.Tensor, number: int, uses: int) -> None:
