@@ -61,6 +61,7 @@ class Captured:
     writing : node -> the call that its first run makes instead; tensors that this call writes are not in `mutations`.
     gradients : placeholder -> the node that holds its gradient.
     inner : node that holds the whole gradient of a result from which forward goes on -> that result.
+    goes_on : numbers of such results, also of those whose whole gradient no node holds any more.
     fills : containers of the caller's as forward leaves them; their tensors follow those of the results.
     aliased_inputs : output leaf -> the input that it is, by index, or the parameter or buffer, by name.
     source : node -> file and line of the user's code, where known.
@@ -94,6 +95,7 @@ class Captured:
     writing: Mapping[fx.Node, Writing] = field(default_factory=dict)
     gradients: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
     inner: Mapping[fx.Node, Inner] = field(default_factory=dict)
+    goes_on: frozenset[int] = frozenset()
     output_spec: Any = None
     fills: Sequence[Branch] = ()
     aliased_inputs: Mapping[int, int | str] = field(default_factory=dict)

@@ -58,7 +58,7 @@ def take_marks(
     reads the same gradient, not through the result; other marks leave the graph, `nodes` and `gradients`."""
     found = {}
     for n in [n for n in nodes if _MARK in n.meta.get("custom", {})]:
-        inner, gradient = n.meta["custom"].pop(_MARK), n.args[0]
+        inner, gradient = n.meta["custom"].pop(_MARK), n.all_input_nodes[0]
         alone = tangents.get(gradient) == inner.output  # no gradient of another result comes to it
         if alone or gradient.op == "call_function" and len(gradient.users) == 1:
             n.replace_all_uses_with(gradient)

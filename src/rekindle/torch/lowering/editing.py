@@ -30,17 +30,17 @@ class Editor:
     original is of no use.
 
     captured : the step as it is so far.
-    writing : as in `captured`; the edits themselves change it.
+    writing, inner : as in `captured`; the edits themselves change them.
     """
 
     def __init__(self, original: Captured, copy: bool = True):
         c = _copied(original) if copy else original
         self._nodes, self._outputs, self.writing = list(c.nodes), list(c.outputs), dict(c.writing)
-        self._mutations, self._gradients = dict(c.mutations), dict(c.gradients)
+        self._mutations, self._gradients, self.inner = dict(c.mutations), dict(c.gradients), dict(c.inner)
         self._module_path, self._source = dict(c.module_path), dict(c.source)
         self.captured = replace(
             c, nodes=self._nodes, outputs=self._outputs, writing=self.writing, mutations=self._mutations,
-            gradients=self._gradients, module_path=self._module_path, source=self._source,
+            gradients=self._gradients, inner=self.inner, module_path=self._module_path, source=self._source,
         )  # fmt: skip
         self._graph = c.nodes[0].graph
         self._place: dict[fx.Node, Key] = {n: (float(i),) for i, n in enumerate(self.captured.nodes)}
@@ -79,6 +79,8 @@ class Editor:
         self._outputs[:] = [new if n is old else n for n in self._outputs]
         for table in (self._mutations, self._gradients):
             table.update({p: new for p, n in table.items() if n is old})
+        if old in self.inner:
+            self.inner[new] = self.inner.pop(old)
         for n, w in self.writing.items():
             if any(a is old for a in w.args):
                 self.writing[n] = Writing(w.target, tuple(new if a is old else a for a in w.args))
@@ -115,6 +117,7 @@ class Editor:
             n = self._left.pop()
             if n.op == "call_function" and n not in wanted and n not in gone and not n.users:
                 gone.add(n)
+                self.inner.pop(n, None)
                 self._left += n.all_input_nodes
                 self._graph.erase_node(n)
         self._nodes[:] = _in_order([n for n in self._nodes if n not in gone], self._place)
@@ -127,7 +130,7 @@ class Editor:
 def without_aliases(c: Captured) -> Captured:
     """A copy of the step without the names that autograd gives tensors for backward: its ops read the tensors themselves."""
     edit = Editor(c)
-    kept = {*edit.captured.outputs, *edit.captured.gradients.values(), *edit.captured.mutations.values()}
+    kept = {*edit.captured.outputs, *edit.captured.gradients.values(), *edit.captured.mutations.values(), *edit.inner}
     for n in edit.captured.nodes:
         if n.target in rules.PASS_THROUGH and n not in kept and isinstance(n.args[0], fx.Node):
             edit.replace(n, n.args[0])

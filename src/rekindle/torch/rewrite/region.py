@@ -12,7 +12,7 @@ from torch import fx
 
 from ..capture.captured import Captured
 from ..lowering.editing import Editor
-from ..lowering.gradient_additions import additions
+from ..lowering.gradient_additions import additions, additions_of_results
 from ..lowering.phases import depend_on_gradients
 from ..lowering.shape_only import is_stand_in
 from ..operators import rules
@@ -64,9 +64,11 @@ def units(cuts: Mapping[fx.Node, Cut]) -> int:
 
 
 def handed_over_whole(c: Captured) -> set[fx.Node]:
-    """The ops that add up the gradients of several uses of a parameter or input. Their arguments may be handed over one by one,
-    for autograd to add them up (see `run.gradient_sums`), so they run whole."""
-    return {n for nodes in additions(c).values() for n in nodes}
+    """The ops that add up the gradients of several uses of a parameter or input, or of a result to which gradients may come
+    from the loss. Their arguments may be handed over one by one, for autograd to add them up (see `run.gradient_sums`), so they
+    run whole."""
+    of_results = [g for x, g in additions_of_results(c).items() if c.inner[x].output not in c.ignored_outputs]
+    return {n for nodes in [*additions(c).values(), *of_results] for n in nodes}
 
 
 def source(a: fx.Node) -> Tensor:

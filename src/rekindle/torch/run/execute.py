@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,185 +24,17 @@ from ..lowering.gradient_additions import additions, casts
 from ..lowering.lowered import Lowered
 from ..offload.away import Away, HostPool
 from ..operators.node_tensors import overlap
-from ..private import backward_keeps_graph, backward_number, disable_autocast, stand_for_many, will_run
+from ..private import backward_keeps_graph, backward_number, stand_for_many, will_run
 from ..situation.surroundings import shares_casts
 from .anomaly import NamesNaN
 from .halves import saved_by_eager
 from .program import Program
-from .results import no_views
 from .second import Second
-from .shared_casts import CallInBlock, PlainCasts, entered
+from .shared_casts import PlainCasts, entered
+from .step import TrainingStep
 
 # captured step -> the parameters of `Runner.rounds`, for all that run the step
 _ROUNDING: weakref.WeakKeyDictionary[Captured, list[str]] = weakref.WeakKeyDictionary()
-
-
-@dataclass(eq=False)
-class TrainingStep:
-    """One training step in progress: a forward call and what its backward needs."""
-
-    runner: Runner
-    inputs: list[Any]
-    second: Second
-    rng: dict[int | str, Any] = field(default_factory=dict)
-    generator: Iterator[None] | None = None
-    out: list[Any] = field(default_factory=list)
-    results: list[Any] = field(default_factory=list)  # of forward, until the nodes that own them are made
-    given: list[Any] = field(default_factory=list)  # gradients that the generator takes as it goes on
-    absent: frozenset[int] = frozenset()  # the `Runner.sources` that backward has not got
-    at: int = 0  # the stage that the generator runs next
-    begun: int = -1  # number of the backward call that runs
-    trained: frozenset[int] = frozenset()  # ids of the tensors that gradients come to
-    versions: dict[int, tuple[Callable[[], Any], int]] = field(default_factory=dict)  # of inputs, as forward left them
-    shared: CallInBlock | None = None  # under autocast, what it must know of other calls
-    apart: bool = False  # backward leaves sums of gradients apart
-    instead: frozenset[int] = frozenset()  # inputs in whose place another tensor gets the gradients of their casts
-    again: int = -1  # number of the backward call whose gradients `second` makes
-    differentiated: dict[int, list[Any]] = field(default_factory=dict)  # stage -> its gradients, if `second` made them
-    carried: dict[int, Any] = field(default_factory=dict)  # those that a stage after the next cut hands over
-
-    def forward(self) -> tuple[list[Any], list[Any]]:
-        inputs, self.inputs = self.inputs, []
-        self.trained = self.runner.trained(inputs)
-        known = {id(t) for t in inputs}
-        watched = {i: inputs[i] for i in self.runner.watched_inputs}
-        with disable_autocast():
-            results, saved = self.runner.program.forward(inputs, self.rng)
-            if "away" in self.rng:
-                self.rng["away"].settle()
-        self.versions = {i: (weakref.ref(t), t._version) for i, t in watched.items() if not t.is_inference()}
-        for i, t in enumerate(results):
-            if id(t) in known:  # autograd would treat two results, or a result and a parameter, as one tensor
-                results[i] = t.detach()
-            known.add(id(t))
-        if any(t._is_view() for t in results):
-            results = no_views(results, [*inputs, *saved])
-        return results, saved
-
-    def check_versions(self, which: Iterable[int]) -> None:
-        """Raise an error if one of these inputs was written to since forward."""
-        for i in which:
-            if (noted := self.versions.get(i)) and (t := noted[0]()) is not None and t._version != noted[1]:
-                raise self.runner.written_to(i, t, noted[1])
-
-    def start(self, saved: list[Any], retain: bool) -> None:
-        """Begin a backward, without gradients so far. An earlier backward that was left unfinished (autograd.grad on a subset)
-        is dropped. retain : another backward may follow."""
-        self.runner.waiting.discard(self)
-        self.out.clear()
-        self.differentiated.clear()
-        apart = _given_before(self.trained, self.runner.may_part) or self.runner.adds_up_inside(self.instead)
-        if self.shared is not None:
-            self.shared.begun, apart = backward_number(), apart or bool(self.shared.left)
-        self.apart, self.at, self.absent, self.begun = apart, 0, frozenset(), backward_number()
-        self.given = []  # a list of its own, which an unfinished backward does not refer to
-        self.generator = self.runner.program.backward(saved, self.given, self.rng, self.out, retain, apart)
-
-    def take(self, k: int, gradients: list[Any], start: Callable[[], None]) -> None:
-        """Take the gradients that came back to boundary k. Where backward begins, `start` is called; the stages that stand
-        before the boundary then run on zeros, and nobody gets what they hand over."""
-        known = self.runner.boundaries
-        if k == 0 or self.generator is None or (self.begun, self.at) != (backward_number(), known[k].stage):
-            start()
-            for before, b in itertools.pairwise(known[: k + 1]):
-                self._give(before.sources, [None] * len(before.sources))
-                while self.at < b.stage:
-                    self._run()
-                    self.out.clear()
-        self._give(known[k].sources, gradients)
-
-    def _give(self, sources: list[fx.Node], gradients: list[Any]) -> None:
-        self.absent |= {n for n, g in zip(sources, gradients, strict=True) if g is None}
-        self.given += [_zeros(n) if g is None else g for n, g in zip(sources, gradients, strict=True)]
-
-    def start_again(self, k: int, tangents: list[Any], boundary: Any) -> None:
-        """Take the gradients that came back to boundary k by the module's own forward. Gradients of stages that this backward
-        does not reach would live on."""
-        runner, number = self.runner, backward_number()
-        runner.waiting.discard(self)
-        if self.shared is not None:
-            self.shared.begun = number
-        if self.again != number:
-            self.again, self.differentiated, self.carried = number, {}, {}
-        *_, anchor = boundary.saved_tensors
-        own, later = runner.boundaries[k], runner.boundaries[k + 1 :]
-        reached = {n.j: runner.stage_inputs[n.j] for n in stages_after(boundary) if will_run(n)}
-        now = {j: places for j, places in reached.items() if not later or j < later[0].stage}
-        given = {own.outputs[at]: g for at, g in zip(own.owners, tangents, strict=True)}
-        cuts, wanted = [b.outputs[0] for b in later], {i for places in reached.values() for i in places}
-        last = len(now) == len(reached)
-        found = self.second.gradients(given, wanted, runner.direct(k), cuts, self.carried, anchor, last)
-        # One that stands in several places gets its whole gradient in one of them: a result in the last, a cast in its own, others
-        # in the earliest.
-        one = [(j, at) for j in now for at, _ in runner.casts_of_stage[j]] if self.shared else []
-        one += [at for i, at in runner.last_place.items() if i < 0 and at[0] in now]
-        made = {(j, at): found.pop(now[j][at], None) for j, at in one}
-        for j, places in now.items():
-            self.differentiated[j] = [
-                made.get((j, at)) if i < 0 or (j, at) in made else found.pop(i, None) for at, i in enumerate(places)
-            ]
-        self.carried = {i: g for i, g in found.items() if g is not None}
-
-    def stage(self, j: int) -> list[Any]:
-        """Run stage j and take its gradients."""
-        if j in self.differentiated:
-            return self._handed_over(j, self.differentiated.pop(j))
-        if self.generator is None or self.at != j:
-            raise RekindleError("this part of the backward was run already; call backward with retain_graph=True")
-        self._run()
-        gradients = self.out[:]
-        self.out.clear()
-        for k in self.runner.without(j, self.absent) if self.absent else ():
-            gradients[k] = None
-        return self._handed_over(j, self.runner.in_parts(j, gradients))
-
-    def _run(self) -> None:
-        """Run the next stage, which puts its gradients into `out`."""
-        assert self.generator is not None
-        try:
-            self.check_versions(self.runner.read_by_stage[self.at])
-            with disable_autocast(), self.runner.watched():
-                next(self.generator)
-        except BaseException:
-            self.generator = None  # its tensors must not outlive the error
-            self.out.clear()
-            raise
-        self.at += 1
-        if self.at == len(self.runner.program.stages):
-            self.generator.close()  # type: ignore[attr-defined]
-            self.generator = None
-
-    def _handed_over(self, j: int, gradients: list[Any]) -> list[Any]:
-        """The gradients of stage j, with those that it hands over for casts where eager has them."""
-        shared = self.shared
-        if shared is None or not (self.apart or self.instead):
-            return gradients
-        for at, i in self.runner.casts_of_stage[j]:
-            g, leaf, cast = gradients[at], shared.leaves.get(i, 0), self.runner.casts[i]
-            if i in self.instead or leaf in shared.left or isinstance(g, list):
-                low = [x.to(cast.dtype) for x in (g if isinstance(g, list) else [g]) if x is not None]
-                low = shared.with_left(leaf, low)
-                if i in self.instead:
-                    gradients[at], *more = [*low, *[None] * (cast.uses - len(low))]  # type: ignore[misc]
-                    gradients += more
-                else:
-                    gradients[at] = functools.reduce(torch.add, low).float() if low else None
-        return gradients
-
-
-# The engine's number of a backward call -> ids of the tensors to which that call has brought gradients so far.
-_given: dict[int, frozenset[int]] = {}
-_BACKWARDS_MOST = 8  # backward calls that run at the same time: in several threads, or one inside another
-
-
-def _given_before(tensors: frozenset[int], ask: bool) -> bool:
-    """Whether the running backward call has already brought gradients to one of the tensors; False unless `ask`."""
-    number = backward_number()
-    before = _given.pop(number, frozenset())
-    _given[number] = before | tensors if before else tensors
-    while len(_given) > _BACKWARDS_MOST:
-        _given.pop(next(iter(_given)), None)
-    return ask and not before.isdisjoint(tensors)
 
 
 @dataclass(frozen=True)
@@ -227,7 +58,8 @@ class _Boundary(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, step: TrainingStep, k: int, token: torch.Tensor) -> tuple[Any, ...]:
-        runner, saved = step.runner, []
+        runner = step.runner
+        saved: list[Any] = []
         if k == len(runner.boundaries) - 1:
             step.results, saved = step.forward()
         ctx.step, ctx.k = step, k
@@ -256,10 +88,12 @@ class _Boundary(torch.autograd.Function):
                 )
         tangents = [grads[i] for i in own.owners]
         del grads
+        step.check_results()
         again = step.again == backward_number()  # in this backward, gradients of other results came to plain code
         if again or torch.is_grad_enabled() or step.second.waits or stand_for_many(tangents):
             step.check_versions(runner.watched_inputs)
-            step.start_again(k, tangents, ctx)
+            *_, anchor = ctx.saved_tensors
+            step.start_again(k, tangents, [n.j for n in stages_after(ctx) if will_run(n)], anchor)
         else:
             step.take(k, tangents, functools.partial(_start, ctx))
         return None, None, _token(runner.device)
@@ -324,12 +158,6 @@ def last_stage_of(boundary: Any) -> Any:
     return [boundary, *_after(boundary)][-1]
 
 
-def _zeros(n: fx.Node) -> torch.Tensor:
-    """A zero gradient, for a result on which the loss does not depend."""
-    t = n.meta["val"]
-    return torch.zeros(t.shape, dtype=t.dtype, device=t.device)
-
-
 class Runner:
     """Runs a program as part of the user's autograd graph.
 
@@ -355,6 +183,7 @@ class Runner:
         ]
         self.last_place = {i: (j, at) for j, stage in enumerate(self.stage_inputs) for at, i in enumerate(stage)}
         self.boundaries = self._find_boundaries()
+        self.uncut = c.goes_on.difference(*(b.outputs for b in self.boundaries[1:]))
         self._trained = [place[p] for p in c.gradients]
         self.read_by_stage = [[place[p] for p in read] for read in program.read]
         self._saved_by_eager = {place[p] for p in saved_by_eager(lowered)}
@@ -391,7 +220,8 @@ class Runner:
         for t in held_back:
             reads = [j for j, read in enumerate(self.read_by_stage) if any(overlap(t, inputs[i]) for i in read)]
             held.setdefault(reads[-1] if reads else -1, []).append(t)
-        given = [[inputs[i] if i >= 0 else None for i in stage] for stage in self.stage_inputs]  # forward empties `inputs`
+        # Forward empties `inputs`.
+        given = [[inputs[i] if i >= 0 else None for i in stage] for stage in self.stage_inputs]
         results: dict[int, torch.Tensor] = {}
         k = len(self.boundaries) - 1
         for j in range(len(given), -1, -1):

@@ -217,11 +217,12 @@ class Source:
         """Let autograd add up whole gradients of results, and go on with what it and hooks make of them."""
         for g in gradients:
             nodes, part = self.sums.results[g], part_of(self.low, g)
-            parts = [n.args[1] for n in reversed(nodes)]
+            parts: list[Any] = [n.args[1] for n in reversed(nodes)]
             if not nodes:
                 parts = [g]
                 alone = all(len(n.users) == 1 for n in _behind(self.low, g))
-                self.lines.append(f"    out.append({self._to_autograd(g, self.text.tensor(g, False), () if alone else later)})")
+                shown = self._to_autograd(g, self.text.tensor(g, False), () if alone else later)
+                self.lines.append(f"    out.append({shown})")
                 self.lines += [f"    {self.text.name_of(part)} = None"] * alone
                 self._handed.append(g)
             elif unaliased(nodes[-1].args[0]) not in self._outside:

@@ -1,0 +1,208 @@
+"""One training step in progress: the gradients that its backward has got, and the stage that it comes to next."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from ...errors import RekindleError
+from ..private import backward_number, disable_autocast
+from .results import no_views
+from .second import Second
+from .shared_casts import CallInBlock
+
+if TYPE_CHECKING:
+    from .execute import Runner
+
+
+@dataclass(eq=False)
+class TrainingStep:
+    """One training step in progress: a forward call and what its backward needs."""
+
+    runner: Runner
+    inputs: list[Any]
+    second: Second
+    rng: dict[int | str, Any] = field(default_factory=dict)
+    generator: Iterator[None] | None = None
+    out: list[Any] = field(default_factory=list)
+    results: list[Any] = field(default_factory=list)  # of forward, until the nodes that own them are made
+    given: list[Any] = field(default_factory=list)  # gradients that the generator takes as it goes on
+    absent: frozenset[fx.Node] = frozenset()  # the `Runner.sources` that backward has not got
+    at: int = 0  # the stage that the generator runs next
+    begun: int = -1  # number of the backward call that runs
+    trained: frozenset[int] = frozenset()  # ids of the tensors that gradients come to
+    versions: dict[int, tuple[Callable[[], Any], int]] = field(default_factory=dict)  # of inputs, as forward left them
+    uncut: dict[int, Any] = field(default_factory=dict)  # results, weakly, whose whole gradient no stage hands over
+    shared: CallInBlock | None = None  # under autocast, what it must know of other calls
+    apart: bool = False  # backward leaves sums of gradients apart
+    instead: frozenset[int] = frozenset()  # inputs in whose place another tensor gets the gradients of their casts
+    again: int = -1  # number of the backward call whose gradients `second` makes
+    differentiated: dict[int, list[Any]] = field(default_factory=dict)  # stage -> its gradients, if `second` made them
+    carried: dict[int, Any] = field(default_factory=dict)  # those that a stage after the next cut hands over
+
+    def forward(self) -> tuple[list[Any], list[Any]]:
+        inputs, self.inputs = self.inputs, []
+        self.trained = self.runner.trained(inputs)
+        known = {id(t) for t in inputs}
+        watched = {i: inputs[i] for i in self.runner.watched_inputs}
+        with disable_autocast():
+            results, saved = self.runner.program.forward(inputs, self.rng)
+            if "away" in self.rng:
+                self.rng["away"].settle()
+        self.versions = {i: (weakref.ref(t), t._version) for i, t in watched.items() if not t.is_inference()}
+        for i, t in enumerate(results):
+            if id(t) in known:  # autograd would treat two results, or a result and a parameter, as one tensor
+                results[i] = t.detach()
+            known.add(id(t))
+        if any(t._is_view() for t in results):
+            results = no_views(results, [*inputs, *saved])
+        self.uncut = {i: weakref.ref(results[i]) for i in self.runner.uncut}
+        return results, saved
+
+    def check_versions(self, which: Iterable[int]) -> None:
+        """Raise an error if one of these inputs was written to since forward."""
+        for i in which:
+            if (noted := self.versions.get(i)) and (t := noted[0]()) is not None and t._version != noted[1]:
+                raise self.runner.written_to(i, t, noted[1])
+
+    def check_results(self) -> None:
+        """Raise an error if somebody looks at the gradient of a result of which this backward makes a part alone."""
+        for i, result in self.uncut.items():
+            if (t := result()) is not None and (t.retains_grad or t._backward_hooks):
+                place = self.runner.lowered.captured.ignored_outputs.get(i, f"result {i}")
+                raise RekindleError(
+                    f"a hook or retain_grad() is on {place}, from which forward goes on, and the planned step never makes its "
+                    "whole gradient. Give loss='all' to the call that planned (rekindle.checkpoint, rekindle.trace, …), or "
+                    "call rekindle.restore(model) for such steps"
+                )
+
+    def start(self, saved: list[Any], retain: bool) -> None:
+        """Begin a backward, without gradients so far. An earlier backward that was left unfinished (autograd.grad on a subset)
+        is dropped. retain : another backward may follow."""
+        self.runner.waiting.discard(self)
+        self.out.clear()
+        self.differentiated.clear()
+        apart = _given_before(self.trained, self.runner.may_part) or self.runner.adds_up_inside(self.instead)
+        if self.shared is not None:
+            self.shared.begun, apart = backward_number(), apart or bool(self.shared.left)
+        self.apart, self.at, self.absent, self.begun = apart, 0, frozenset(), backward_number()
+        self.given = []  # a list of its own, which an unfinished backward does not refer to
+        self.generator = self.runner.program.backward(saved, self.given, self.rng, self.out, retain, apart)
+
+    def take(self, k: int, gradients: list[Any], start: Callable[[], None]) -> None:
+        """Take the gradients that came back to boundary k. Where backward begins, `start` is called; the stages that stand
+        before the boundary then run on zeros, and nobody gets what they hand over."""
+        known = self.runner.boundaries
+        if k == 0 or self.generator is None or (self.begun, self.at) != (backward_number(), known[k].stage):
+            start()
+            for before, b in itertools.pairwise(known[: k + 1]):
+                self._give(before.sources, [None] * len(before.sources))
+                while self.at < b.stage:
+                    self._run()
+                    self.out.clear()
+        self._give(known[k].sources, gradients)
+
+    def _give(self, sources: list[fx.Node], gradients: list[Any]) -> None:
+        self.absent |= {n for n, g in zip(sources, gradients, strict=True) if g is None}
+        self.given += [_zeros(n) if g is None else g for n, g in zip(sources, gradients, strict=True)]
+
+    def start_again(self, k: int, tangents: list[Any], stages: Iterable[int], anchor: torch.Tensor) -> None:
+        """Take the gradients that came back to boundary k by the module's own forward. stages : after the boundary that this
+        backward reaches; gradients of others would live on."""
+        runner, number = self.runner, backward_number()
+        runner.waiting.discard(self)
+        if self.shared is not None:
+            self.shared.begun = number
+        if self.again != number:
+            self.again, self.differentiated, self.carried = number, {}, {}
+        own, later = runner.boundaries[k], runner.boundaries[k + 1 :]
+        reached = {j: runner.stage_inputs[j] for j in stages}
+        now = {j: places for j, places in reached.items() if not later or j < later[0].stage}
+        given = {own.outputs[at]: g for at, g in zip(own.owners, tangents, strict=True)}
+        cuts, wanted = [b.outputs[0] for b in later], {i for places in reached.values() for i in places}
+        last = len(now) == len(reached)
+        found = self.second.gradients(given, wanted, runner.direct(k), cuts, self.carried, anchor, last)
+        # One that stands in several places gets its whole gradient in one: a result in the last, a cast in its own, others in
+        # the earliest.
+        one = [(j, at) for j in now for at, _ in runner.casts_of_stage[j]] if self.shared else []
+        one += [at for i, at in runner.last_place.items() if i < 0 and at[0] in now]
+        made = {(j, at): found.pop(now[j][at], None) for j, at in one}
+        for j, places in now.items():
+            self.differentiated[j] = [
+                made.get((j, at)) if i < 0 or (j, at) in made else found.pop(i, None) for at, i in enumerate(places)
+            ]
+        self.carried = {i: g for i, g in found.items() if g is not None}
+
+    def stage(self, j: int) -> list[Any]:
+        """Run stage j and take its gradients."""
+        if j in self.differentiated:
+            return self._handed_over(j, self.differentiated.pop(j))
+        if self.generator is None or self.at != j:
+            raise RekindleError("this part of the backward was run already; call backward with retain_graph=True")
+        self._run()
+        gradients = self.out[:]
+        self.out.clear()
+        for k in self.runner.without(j, self.absent) if self.absent else ():
+            gradients[k] = None
+        return self._handed_over(j, self.runner.in_parts(j, gradients))
+
+    def _run(self) -> None:
+        """Run the next stage, which puts its gradients into `out`."""
+        assert self.generator is not None
+        try:
+            self.check_versions(self.runner.read_by_stage[self.at])
+            with disable_autocast(), self.runner.watched():
+                next(self.generator)
+        except BaseException:
+            self.generator = None  # its tensors must not outlive the error
+            self.out.clear()
+            raise
+        self.at += 1
+        if self.at == len(self.runner.program.stages):
+            self.generator.close()  # type: ignore[attr-defined]
+            self.generator = None
+
+    def _handed_over(self, j: int, gradients: list[Any]) -> list[Any]:
+        """The gradients of stage j, with those that it hands over for casts where eager has them."""
+        shared = self.shared
+        if shared is None or not (self.apart or self.instead):
+            return gradients
+        for at, i in self.runner.casts_of_stage[j]:
+            g, leaf, cast = gradients[at], shared.leaves.get(i, 0), self.runner.casts[i]
+            if i in self.instead or leaf in shared.left or isinstance(g, list):
+                low = [x.to(cast.dtype) for x in (g if isinstance(g, list) else [g]) if x is not None]
+                low = shared.with_left(leaf, low)
+                if i in self.instead:
+                    gradients[at], *more = [*low, *[None] * (cast.uses - len(low))]  # type: ignore[misc]
+                    gradients += more
+                else:
+                    gradients[at] = functools.reduce(torch.add, low).float() if low else None
+        return gradients
+
+
+# The engine's number of a backward call -> ids of the tensors to which that call has brought gradients so far.
+_given: dict[int, frozenset[int]] = {}
+_BACKWARDS_MOST = 8  # backward calls that run at the same time: in several threads, or one inside another
+
+
+def _given_before(tensors: frozenset[int], ask: bool) -> bool:
+    """Whether the running backward call has already brought gradients to one of the tensors; False unless `ask`."""
+    number = backward_number()
+    before = _given.pop(number, frozenset())
+    _given[number] = before | tensors if before else tensors
+    while len(_given) > _BACKWARDS_MOST:
+        _given.pop(next(iter(_given)), None)
+    return ask and not before.isdisjoint(tensors)
+
+
+def _zeros(n: fx.Node) -> torch.Tensor:
+    """A zero gradient, for a result on which the loss does not depend."""
+    t = n.meta["val"]
+    return torch.zeros(t.shape, dtype=t.dtype, device=t.device)
