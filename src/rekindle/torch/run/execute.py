@@ -79,6 +79,8 @@ class _Boundary(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         step, k, runner = ctx.step, ctx.k, ctx.step.runner
+        if step.inside == backward_number() and not step.is_at(runner.boundaries[k].stage):
+            return None, None, _token(runner.device)
         own = runner.boundaries[k]
         for i, place in runner.lowered.captured.ignored_outputs.items():
             if k == 0 and i in own.outputs and grads[own.outputs.index(i)] is not None:
@@ -125,9 +127,20 @@ class _Stage(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, _: Any) -> tuple[Any, ...]:
-        gradients = ctx.step.stage(ctx.j)
+        step, gradients = ctx.step, ctx.step.stage(ctx.j)
         # Those that are held back come first: eager hands over the gradient of the later part first.
-        return None, None, _token(ctx.step.runner.device), *[None] * (ctx.given - len(gradients)), *gradients
+        found = [*[None] * (ctx.given - len(gradients)), *gradients]
+        if backward_keeps_graph() and not _takes_all(ctx):  # another may begin here, for the gradients of weights
+            step.left[ctx.j] = gradients
+        return None, None, _token(step.runner.device), *found
+
+
+def _takes_all(stage: Any) -> bool:
+    """Whether the backward that runs takes all gradients that the stage hands over."""
+    try:
+        return all(n is None or will_run(n) for n, _ in stage.next_functions)
+    except RuntimeError:  # in `autograd.grad` torch does not say it of leaves
+        return False
 
 
 def _token(device: torch.device) -> torch.Tensor:

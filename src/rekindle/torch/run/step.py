@@ -35,6 +35,8 @@ class TrainingStep:
     results: list[Any] = field(default_factory=list)  # of forward, until the nodes that own them are made
     given: list[Any] = field(default_factory=list)  # gradients that the generator takes as it goes on
     absent: frozenset[fx.Node] = frozenset()  # the `Runner.sources` that backward has not got
+    left: dict[int, list[Any]] = field(default_factory=dict)  # stage -> gradients that the last backward did not ask for
+    inside: int = -1  # number of the backward call that takes those: it begins at a stage
     at: int = 0  # the stage that the generator runs next
     begun: int = -1  # number of the backward call that runs
     trained: frozenset[int] = frozenset()  # ids of the tensors that gradients come to
@@ -87,8 +89,8 @@ class TrainingStep:
         """Begin a backward, without gradients so far. An earlier backward that was left unfinished (autograd.grad on a subset)
         is dropped. retain : another backward may follow."""
         self.runner.waiting.discard(self)
-        self.out.clear()
-        self.differentiated.clear()
+        for known in (self.out, self.differentiated, self.left):
+            known.clear()
         apart = _given_before(self.trained, self.runner.may_part) or self.runner.adds_up_inside(self.instead)
         if self.shared is not None:
             self.shared.begun, apart = backward_number(), apart or bool(self.shared.left)
@@ -100,7 +102,7 @@ class TrainingStep:
         """Take the gradients that came back to boundary k. Where backward begins, `start` is called; the stages that stand
         before the boundary then run on zeros, and nobody gets what they hand over."""
         known = self.runner.boundaries
-        if k == 0 or self.generator is None or (self.begun, self.at) != (backward_number(), known[k].stage):
+        if k == 0 or not self.is_at(known[k].stage) or backward_number() not in (self.begun, self.inside):
             start()
             for before, b in itertools.pairwise(known[: k + 1]):
                 self._give(before.sources, [None] * len(before.sources))
@@ -108,6 +110,10 @@ class TrainingStep:
                     self._run()
                     self.out.clear()
         self._give(known[k].sources, gradients)
+
+    def is_at(self, j: int) -> bool:
+        """Whether stage j is the next one of a backward that has begun."""
+        return self.generator is not None and self.at == j
 
     def _give(self, sources: list[fx.Node], gradients: list[Any]) -> None:
         self.absent |= {n for n, g in zip(sources, gradients, strict=True) if g is None}
@@ -144,8 +150,14 @@ class TrainingStep:
         """Run stage j and take its gradients."""
         if j in self.differentiated:
             return self._handed_over(j, self.differentiated.pop(j))
-        if self.generator is None or self.at != j:
-            raise RekindleError("this part of the backward was run already; call backward with retain_graph=True")
+        if not self.is_at(j):
+            if j not in self.left:
+                raise RekindleError(
+                    "a backward begins at a node inside a planned step, and the backward before it kept nothing there. Give "
+                    "that one retain_graph=True, or call rekindle.restore(model) for such steps"
+                )
+            self.inside = backward_number()
+            return self.left[j]
         self._run()
         gradients = self.out[:]
         self.out.clear()
