@@ -163,7 +163,8 @@ def _capture(
         known = Captured(
             graph_module=joint.graph_module, output_spec=flat.output_spec, aliased_inputs=flat.aliased,
             ignored_outputs=flat.ignored, assigned=flat.assigned, questions=flat.questions, no_results=flat.no_results,
-            fills=flat.fills, changed=(*flat.changes.other, *flat.changes.collected), cast=flat.cast,
+            goes_on=frozenset(flat.inner), retained=flat.retained, fills=flat.fills,
+            changed=(*flat.changes.other, *flat.changes.collected), cast=flat.cast,
             elsewhere=() if attention is None else tuple(sorted(attention.replaced)),
         )  # fmt: skip
         return read_joint_graph(known, model)

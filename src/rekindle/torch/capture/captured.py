@@ -15,7 +15,7 @@ from ..operators.node_tensors import tensors_of
 from ..private import FakeTensorMode, fake_mode_of
 from ..situation.numbers import Numbers
 from ..situation.surroundings import is_cast_once
-from ..tensors.tree import Branch
+from ..tensors import tree
 from .inner_results import Inner
 from .known_values import Question
 
@@ -61,7 +61,8 @@ class Captured:
     writing : node -> the call that its first run makes instead; tensors that this call writes are not in `mutations`.
     gradients : placeholder -> the node that holds its gradient.
     inner : node that holds the whole gradient of a result from which forward goes on -> that result.
-    goes_on : numbers of such results, also of those whose whole gradient no node holds any more.
+    goes_on : numbers of such results, also of those whose whole gradient no node holds.
+    retained : numbers of results whose gradient forward tells autograd to keep (`retain_grad`).
     fills : containers of the caller's as forward leaves them; their tensors follow those of the results.
     aliased_inputs : output leaf -> the input that it is, by index, or the parameter or buffer, by name.
     source : node -> file and line of the user's code, where known.
@@ -96,8 +97,9 @@ class Captured:
     gradients: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
     inner: Mapping[fx.Node, Inner] = field(default_factory=dict)
     goes_on: frozenset[int] = frozenset()
+    retained: Sequence[int] = ()
     output_spec: Any = None
-    fills: Sequence[Branch] = ()
+    fills: Sequence[tree.Branch] = ()
     aliased_inputs: Mapping[int, int | str] = field(default_factory=dict)
     module_path: Mapping[fx.Node, str] = field(default_factory=dict)
     source: Mapping[fx.Node, str] = field(default_factory=dict)
@@ -119,6 +121,12 @@ class Captured:
     def placeholders(self) -> list[fx.Node]:
         """The tensors that the caller holds: parameters, buffers, inputs, constants."""
         return [*self.params, *self.buffers, *self.inputs, *self.constants]
+
+    @property
+    def own(self) -> int:
+        """How many outputs the call's result and the caller's containers hold; those that attributes alone hold follow."""
+        leaves = {x.index for s in (self.output_spec, *self.fills) for x in tree.leaves(s) if isinstance(x, tree.Leaf)}
+        return len(leaves) - len(self.aliased_inputs)
 
     @property
     def device(self) -> torch.device:

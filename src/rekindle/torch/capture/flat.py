@@ -81,6 +81,8 @@ class FlatForward(nn.Module):
         self.no_results: tuple[str, ...] = ()  # names in `unused` that fit no result of the last run
         self.aliased: dict[int, int | str] = {}
         self.ignored: dict[int, str] = {}
+        self.inner: dict[int, int] = {}  # see `inner_results`
+        self.retained: list[int] = []
         self.assigned: dict[str, Assigned] = {}
         self.kinds: dict[str, Kind] = {}  # of the tensors in `assigned`
         self.changes = Changes()  # of attributes, in the last run
@@ -158,15 +160,24 @@ class FlatForward(nn.Module):
         self.assigned = {}
         self.kinds = {k: kind_of(t) for k, t in self.changes.assigned.items()}
         for k, t in sorted(self.changes.assigned.items()):
-            self.assigned[k] = Assigned(None, given[id(t)]) if id(t) in given else Assigned(len(returned))
-            if id(t) not in given:
+            at = next((i for i, r in enumerate(returned) if r is t), len(returned))
+            self.assigned[k] = Assigned(None, given[id(t)]) if id(t) in given else Assigned(at)
+            if id(t) not in given and at == len(returned):
                 returned.append(t)
                 names.append(f"the attribute {k}")
         self.ignored = {}
         for i, t in enumerate(returned):
             if t.requires_grad and self._loss == "auto" and (i >= results or loss and i < own and i not in loss):
                 self.ignored[i] = names[i]
-        for i, uses in inner_results(returned, [t for i, t in enumerate(returned) if i not in self.ignored]).items():
+        self.inner = inner_results(returned, [t for i, t in enumerate(returned) if i not in self.ignored])
+        self.retained = [i for i, t in enumerate(returned) if t.retains_grad]
+        for i, uses in self.inner.items():
+            if returned[i].is_leaf:
+                raise TraceError(
+                    f"forward makes {names[i]} with requires_grad=True, returns it, and goes on from it: a planned step would "
+                    "give it no gradient. Make it outside of forward and pass it in",
+                    reason="returns a tensor that it makes with requires_grad=True",
+                )
             mark(returned[i], i, uses)
         for i in self.ignored:
             returned[i] = returned[i].detach()

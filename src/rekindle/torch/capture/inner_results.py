@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.fx.traceback as fx_traceback
 from torch import fx
+from torch.autograd.graph import get_gradient_edge
 
 _MARK = "rekindle_result"
 
@@ -29,8 +30,8 @@ def inner_results(results: Sequence[torch.Tensor], ends: Iterable[torch.Tensor])
     """Number of each inner result -> how many nodes of autograd's graph behind `ends` take it."""
     at: dict[Any, int] = {}
     for i, t in enumerate(results):
-        if t.grad_fn is not None:
-            at.setdefault((t.grad_fn, t.output_nr), i)
+        if t.requires_grad:
+            at.setdefault(tuple(get_gradient_edge(t))[:2], i)
     taken, seen, stack = Counter[int](), set(), [t.grad_fn for t in ends]
     while stack:
         node = stack.pop()
@@ -53,19 +54,22 @@ def mark(result: torch.Tensor, number: int, uses: int) -> None:
 
 def take_marks(
     nodes: list[fx.Node], gradients: dict[fx.Node, fx.Node], tangents: Mapping[fx.Node, int]
-) -> dict[fx.Node, Inner]:
-    """The nodes of whole gradients; the other arguments are as in `Captured`. A mark stays as a node only where another op
-    reads the same gradient, not through the result; other marks leave the graph, `nodes` and `gradients`."""
-    found = {}
+) -> tuple[dict[fx.Node, Inner], set[int]]:
+    """(the nodes of whole gradients, numbers of results to which no gradient comes from other results). Arguments as in
+    `Captured`. A mark stays as a node only where another op reads the same gradient, not through the result; other marks leave
+    the graph, `nodes` and `gradients`."""
+    found, ends = {}, set()
     for n in [n for n in nodes if _MARK in n.meta.get("custom", {})]:
         inner, gradient = n.meta["custom"].pop(_MARK), n.all_input_nodes[0]
-        alone = tangents.get(gradient) == inner.output  # no gradient of another result comes to it
+        alone = tangents.get(gradient) == inner.output
         if alone or gradient.op == "call_function" and len(gradient.users) == 1:
             n.replace_all_uses_with(gradient)
             gradients.update({p: gradient for p, g in gradients.items() if g is n})
             nodes.remove(n)
             n.graph.erase_node(n)
             n = gradient
-        if not alone:
+        if alone:
+            ends.add(inner.output)
+        else:
             found[n] = inner
-    return found
+    return found, ends

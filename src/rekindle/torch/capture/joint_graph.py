@@ -55,8 +55,8 @@ def read_joint_graph(c: Captured, model: nn.Module) -> Captured:
             "call requires_grad_() on the parameters to train, and do not trace under torch.no_grad()",
             reason=NO_BACKWARD,
         )
-    inner = take_marks(roles.nodes, roles.gradients, roles.tangents)
-    return replace(c, **vars(roles), inner=inner, goes_on=frozenset(x.output for x in inner.values()))
+    inner, ends = take_marks(roles.nodes, roles.gradients, roles.tangents)
+    return replace(c, **vars(roles), inner=inner, goes_on=c.goes_on - ends)
 
 
 @dataclass

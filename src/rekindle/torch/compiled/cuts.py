@@ -74,6 +74,12 @@ class Cuts:
         """The stage of a node."""
         return self._of[node]
 
+    def inner_results(self, graph: fx.GraphModule) -> list[int]:
+        """Numbers of the graph's results from which their own stages go on."""
+        results: Any = graph.graph.output_node().args[0]
+        made = [(i, n) for i, n in enumerate(results) if n in self._of]
+        return [i for i, n in made if any(self._of.get(u) == self._of[n] for u in n.users)]
+
     def _runs(self, nodes: Sequence[fx.Node]) -> list[tuple[str, list[fx.Node]]]:
         """(path of a block, or "" between blocks; nodes) of each stage."""
         runs: list[tuple[Any, list[fx.Node]]] = []

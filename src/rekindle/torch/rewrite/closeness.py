@@ -59,7 +59,7 @@ def loose(c: Captured) -> Loose:
     if not found:
         return NOTHING
     apart = {p for p, g in c.gradients.items() if g in found}
-    results = c.outputs[: len(c.outputs) - sum(a.output is not None for a in c.assigned.values())]
+    results = c.outputs[: c.own]
     names = {**c.params, **c.buffers}
     written = {names.get(p, "") for p, n in c.mutations.items() if n in found}
     written |= {k for k, a in c.assigned.items() if a.output is not None and c.outputs[a.output] in found}

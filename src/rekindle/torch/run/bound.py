@@ -38,12 +38,14 @@ class _Origins:
     sources : one origin per input of the program.
     assigned : (attribute that is set, the output that it is set to or None, the origin of its value then).
     aliased : position among the results -> origin, for results that are inputs of the module.
+    results : how many tensors the call's result and the caller's containers hold.
     """
 
     modules: tuple[int, ...]
     sources: list[Origin]
     assigned: list[tuple[tuple[nn.Module | None, str], int | None, Origin]]
     aliased: dict[int, Origin]
+    results: int
 
 
 class BoundPlan:
@@ -126,8 +128,7 @@ class BoundPlan:
             else:
                 setattr(holder, leaf, value)
         in_order = iter(made)
-        count = len(made) - sum(output is not None for _, output, _ in origins.assigned) + len(origins.aliased)
-        results = [find(origins.aliased[k]) if k in origins.aliased else next(in_order) for k in range(count)]
+        results = [find(origins.aliased[k]) if k in origins.aliased else next(in_order) for k in range(origins.results)]
         captured, owned = self.trace.lowered.captured, [*tree.owned(call.given, call.spec)]
         if captured.fills and len({id(x.container) for x in owned}) < len(owned):
             raise RekindleError(
@@ -156,6 +157,7 @@ class BoundPlan:
             ],
             [(_owner(model, k), a.output, _origin(model, a.source)) for k, a in c.assigned.items()],
             {k: _origin(model, a) for k, a in c.aliased_inputs.items()},
+            c.own + len(c.aliased_inputs),
         )
 
 

@@ -95,6 +95,7 @@ class _Boundary(torch.autograd.Function):
         if again or torch.is_grad_enabled() or step.second.waits or stand_for_many(tangents):
             step.check_versions(runner.watched_inputs)
             *_, anchor = ctx.saved_tensors
+            ctx.maybe_clear_saved_tensors()
             step.start_again(k, tangents, [n.j for n in stages_after(ctx) if will_run(n)], anchor)
         else:
             step.take(k, tangents, functools.partial(_start, ctx))
@@ -218,7 +219,7 @@ class Runner:
         second : makes the gradients of a backward with create_graph=True. held_back : other tensors, whose gradients autograd
         holds back until the last stage that reads their memory is over.
         """
-        step = TrainingStep(self, inputs, second)
+        step = TrainingStep(self, [*inputs], second)  # whose forward empties the list
         self.waiting.add(step)
         if numbers:
             step.rng["numbers"] = numbers
@@ -233,22 +234,22 @@ class Runner:
         for t in held_back:
             reads = [j for j, read in enumerate(self.read_by_stage) if any(overlap(t, inputs[i]) for i in read)]
             held.setdefault(reads[-1] if reads else -1, []).append(t)
-        # Forward empties `inputs`.
-        given = [[inputs[i] if i >= 0 else None for i in stage] for stage in self.stage_inputs]
         results: dict[int, torch.Tensor] = {}
-        k = len(self.boundaries) - 1
-        for j in range(len(given), -1, -1):
-            if j < len(given):
-                some = [results[-1 - i] if i < 0 else t for i, t in zip(self.stage_inputs[j], given[j], strict=True)]
+        todo = self.boundaries[:]
+        for j in range(len(self.stage_inputs), -1, -1):
+            if j < len(self.stage_inputs):
+                given = [inputs[i] if i >= 0 else results[-1 - i] for i in self.stage_inputs[j]]
                 for at, i in self.casts_of_stage[j] if instead else ():
                     if i in instead:
-                        some[at] = instead[i]
-                        some += [instead[i]] * (self.casts[i].uses - 1)
-                token = _Stage.apply(step, j, token, *held.get(j, ()), *some)
-            while k >= 0 and self.boundaries[k].stage == j:
-                *made, token = _Boundary.apply(step, k, token)
-                results.update(zip(self.boundaries[k].outputs, made, strict=True))
-                k -= 1
+                        given[at] = instead[i]
+                        given += [instead[i]] * (self.casts[i].uses - 1)
+                token = _Stage.apply(step, j, token, *held.get(j, ()), *given)
+            if todo and todo[-1].stage == j:
+                own = todo.pop()
+                *made, token = _Boundary.apply(step, len(todo), token)
+                results.update(zip(own.outputs, made, strict=True))
+        for i in self.lowered.captured.retained:
+            results[i].retain_grad()
         return [results[i] for i in range(len(results))]
 
     def _find_boundaries(self) -> list[Boundary]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,6 +34,11 @@ def _references(given: list[torch.Tensor]) -> int:
 
 
 _ALONE = _references([torch.empty(0)])
+
+
+def is_looked_at(result: Callable[[], Any]) -> bool:
+    """Whether somebody looks at the gradient of a result, by a hook or `retain_grad`. result : a weak reference."""
+    return (t := result()) is not None and (t.retains_grad or bool(t._backward_hooks))
 
 
 def no_views(results: list[torch.Tensor], others: list[Any]) -> list[torch.Tensor]:

@@ -241,7 +241,8 @@ class Second:
                         effects.put_back(back)
                     back.finish()
         self._results = [t for k, t in enumerate(found) if k not in c.aliased_inputs]
-        self._results += [assigned[k] for k, x in c.assigned.items() if x.output is not None]
+        own = len(self._results)
+        self._results += [assigned[k] for k, x in c.assigned.items() if x.output is not None and x.output >= own]
 
     def _check(self, now: Sequence[torch.Tensor], asked: str) -> None:
         names, written, old = self._again.names, self._again.written, self._again.old

@@ -14,7 +14,7 @@ from torch import fx
 
 from ...errors import RekindleError
 from ..private import backward_number, disable_autocast
-from .results import no_views
+from .results import is_looked_at, no_views
 from .second import Second
 from .shared_casts import CallInBlock
 
@@ -35,7 +35,9 @@ class TrainingStep:
     results: list[Any] = field(default_factory=list)  # of forward, until the nodes that own them are made
     given: list[Any] = field(default_factory=list)  # gradients that the generator takes as it goes on
     absent: frozenset[fx.Node] = frozenset()  # the `Runner.sources` that backward has not got
-    left: dict[int, list[Any]] = field(default_factory=dict)  # stage -> gradients that the last backward did not ask for
+    left: dict[int, list[Any]] = field(
+        default_factory=dict
+    )  # stage -> gradients that the last backward did not ask for
     inside: int = -1  # number of the backward call that takes those: it begins at a stage
     at: int = 0  # the stage that the generator runs next
     begun: int = -1  # number of the backward call that runs
@@ -77,12 +79,12 @@ class TrainingStep:
     def check_results(self) -> None:
         """Raise an error if somebody looks at the gradient of a result of which this backward makes a part alone."""
         for i, result in self.uncut.items():
-            if (t := result()) is not None and (t.retains_grad or t._backward_hooks):
+            if is_looked_at(result):
                 place = self.runner.lowered.captured.ignored_outputs.get(i, f"result {i}")
                 raise RekindleError(
                     f"a hook or retain_grad() is on {place}, from which forward goes on, and the planned step never makes its "
-                    "whole gradient. Give loss='all' to the call that planned (rekindle.checkpoint, rekindle.trace, …), or "
-                    "call rekindle.restore(model) for such steps"
+                    "whole gradient. Give loss='all' to the call that planned (rekindle.checkpoint, rekindle.trace, …); if no "
+                    "parameter leads to it, make it outside of forward and pass it in; or call rekindle.restore(model)"
                 )
 
     def start(self, saved: list[Any], retain: bool) -> None:
