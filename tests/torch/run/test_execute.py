@@ -203,16 +203,20 @@ class WithLoss(nn.Module):
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         logits = self.layer(x).tanh()
-        return {"loss": logits.square().mean(), "logits": logits}
+        return {"loss": logits.square().mean(), "logits": logits, "norm": logits.norm()}
 
 
 def test_a_gradient_nobody_planned_for_is_refused_or_planned() -> None:
     model, x = WithLoss(), torch.rand(4, 8)
     planned = rekindle.apply(copy.deepcopy(model), tight(rekindle.trace(model, x)))
     out = planned(x)
-    assert out["logits"].requires_grad
-    with pytest.raises(RekindleError, match="output\\['logits'\\].*loss='all'"):
-        (out["loss"] + out["logits"].sum()).backward()
+    assert out["norm"].requires_grad
+    with pytest.raises(RekindleError, match="output\\['norm'\\].*loss='all'"):
+        (out["loss"] + out["norm"]).backward()
+    # The loss is made from the logits, so their whole gradient comes together outside of the program.
+    both((model, planned, x), lambda m, x: (m(x)["loss"] + m(x)["logits"].sum()).backward())
+    assert equal_gradients(model, planned)
+    model.zero_grad()
     planned = rekindle.apply(copy.deepcopy(model), tight(rekindle.trace(model, x, loss="all")))
     both((model, planned, x), lambda m, x: (m(x)["loss"] + m(x)["logits"].sum()).backward())
     assert equal_gradients(model, planned)
