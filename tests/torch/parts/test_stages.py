@@ -13,7 +13,7 @@ from torch.fx import symbolic_trace
 from torch.nn import functional as F
 
 from rekindle.compiling import Compiled, CompileOptions
-from rekindle.errors import RekindleWarning
+from rekindle.errors import RekindleError, RekindleWarning
 from rekindle.torch.compiled import whole_graph
 from rekindle.torch.compiled.compiled_forward import settings
 from rekindle.torch.compiled.compiler import compile_graph
@@ -204,6 +204,33 @@ def test_what_must_not_be_cut_is_one_stage(make: type[nn.Module], most: int) -> 
     staged.raises = True
     assert torch.equal(staged(x), model(x))
     assert 0 < len(staged.stages) <= most
+
+
+class Tells(Blocks):
+    """Returns what lies between blocks, and what lies in the last stage."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
+        x = between = self.blocks[0](self.first(x))
+        inside = self.blocks[1](x).tanh()
+        return inside.square().mean(), between, inside
+
+
+@pytest.mark.parametrize(("at", "refused"), [(1, False), (2, True)])
+def test_a_look_at_a_gradient_that_stays_in_a_stage_is_refused(at: int, refused: bool) -> None:
+    model, x = Tells(), torch.randn(4, 8)
+    staged = StagedForward(model, CompileOptions(), None)
+    results, own = staged(x), model(x)
+    results[0].backward()
+    results = staged(x)
+    for r in (results, own):
+        r[at].retain_grad()
+    own[0].backward()
+    if refused:
+        with pytest.raises(RekindleError, match=r"a result of shape \[4, 8\], from which a compiled stage goes on"):
+            results[0].backward()
+    else:
+        results[0].backward()
+        assert torch.equal(results[at].grad, own[at].grad)
 
 
 def test_another_mode_of_the_model_does_not_stick() -> None:
