@@ -1,4 +1,4 @@
-"""A result from which forward goes on is a node of autograd's graph, at which its whole gradient comes together, as in eager."""
+"""A result from which forward goes on is a node of autograd's graph: its whole gradient comes together there, as in eager."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import nn
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 import rekindle
-from rekindle import RekindleError, TraceError
 from pairs import tight
+from rekindle import RekindleError, TraceError
 
 Tensors = list[torch.Tensor | None]
 
@@ -158,6 +158,35 @@ def test_second_derivatives_go_through_results(kind: Callable[[], nn.Module]) ->
         found.append([gx, gh, *(p.grad for p in m.parameters())])
     for eager, ours in zip(*found, strict=True):
         torch.testing.assert_close(ours, eager)
+
+
+class Words(nn.Module):
+    """Its logits are the largest tensor by far, so a plan of least memory makes their gradient in slices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.a, self.head = nn.Embedding(2000, 16), nn.Linear(16, 16), nn.Linear(16, 2000)
+
+    def forward(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        h = torch.tanh(self.a(self.words(ids)))
+        logits = self.head(h)
+        return {"loss": nn.functional.cross_entropy(logits, ids), "logits": logits, "hidden": h}
+
+
+def test_a_look_at_a_gradient_that_is_made_in_slices_is_refused() -> None:
+    model, ids = Words(), torch.arange(256)
+    planned = rekindle.checkpoint(copy.deepcopy(model), ids, minimize="memory", progress=False)
+    grads = []
+    for m in (model, planned):
+        out = m(ids)
+        out["hidden"].retain_grad()
+        out["loss"].backward()
+        grads.append(out["hidden"].grad)
+    assert torch.equal(*grads)
+    out = planned(ids)
+    out["logits"].register_hook(lambda g: g)
+    with pytest.raises(RekindleError, match=r"on output\['logits'\], from which forward goes on.*loss='all'"):
+        out["loss"].backward()
 
 
 class Holding(nn.Module):

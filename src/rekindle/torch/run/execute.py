@@ -131,7 +131,10 @@ class _Stage(torch.autograd.Function):
         step, gradients = ctx.step, ctx.step.stage(ctx.j)
         # Those that are held back come first: eager hands over the gradient of the later part first.
         found = [*[None] * (ctx.given - len(gradients)), *gradients]
-        if backward_keeps_graph() and not _takes_all(ctx):  # another may begin here, for the gradients of weights
+        again = step.again == backward_number()
+        if (
+            backward_keeps_graph() and not again and not _takes_all(ctx)
+        ):  # another may begin here, for weights' gradients
             step.left[ctx.j] = gradients
         return None, None, _token(step.runner.device), *found
 
