@@ -170,19 +170,12 @@ class Words(nn.Module):
     def forward(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
         h = torch.tanh(self.a(self.words(ids)))
         logits = self.head(h)
-        return {"loss": nn.functional.cross_entropy(logits, ids), "logits": logits, "hidden": h}
+        return {"loss": nn.functional.cross_entropy(logits, ids), "logits": logits}
 
 
 def test_a_look_at_a_gradient_that_is_made_in_slices_is_refused() -> None:
-    model, ids = Words(), torch.arange(256)
-    planned = rekindle.checkpoint(copy.deepcopy(model), ids, minimize="memory", progress=False)
-    grads = []
-    for m in (model, planned):
-        out = m(ids)
-        out["hidden"].retain_grad()
-        out["loss"].backward()
-        grads.append(out["hidden"].grad)
-    assert torch.equal(*grads)
+    ids = torch.arange(256)
+    planned = rekindle.checkpoint(Words(), ids, minimize="memory", progress=False)
     out = planned(ids)
     out["logits"].register_hook(lambda g: g)
     with pytest.raises(RekindleError, match=r"on output\['logits'\], from which forward goes on.*loss='all'"):

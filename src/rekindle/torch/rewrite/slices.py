@@ -60,7 +60,9 @@ class _Cutting:
 
     def run(self) -> None:
         self.made = {n: [] for n in self.members}
-        for n in [n for n in self.edit.inner if source(n)[0] in self.members]:
+        for n in [
+            n for n in self.edit.inner if source(n)[0] in self.members and any(u in self.members for u in n.users)
+        ]:
             del self.edit.inner[n]  # ops of the region read slices of it
         for first in dict.fromkeys(self.groups[n] for n in self.members):
             group = [n for n in self.members if self.groups[n] is first]
