@@ -8,7 +8,7 @@ planned step must have such a node too. Here its place in the joint graph is fou
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -32,14 +32,21 @@ def inner_results(results: Sequence[torch.Tensor], ends: Iterable[torch.Tensor])
     for i, t in enumerate(results):
         if t.requires_grad:
             at.setdefault(tuple(get_gradient_edge(t))[:2], i)
-    taken, seen, stack = Counter[int](), set(), [t.grad_fn for t in ends]
+    return dict(Counter(at[edge] for *_, edge in edges_behind(ends) if edge in at))
+
+
+def edges_behind(ends: Iterable[torch.Tensor], stops: Container[Any] = ()) -> Iterator[tuple[Any, int, Any]]:
+    """(node, place among its gradients, the node and the place there to which that gradient goes), in autograd's graph; not
+    beyond the edges `stops`."""
+    seen, stack = set(), [t.grad_fn for t in ends]
     while stack:
         node = stack.pop()
         if node is not None and node not in seen:
             seen.add(node)
-            taken.update(at[edge] for edge in node.next_functions if edge in at)
-            stack += [n for n, _ in node.next_functions]
-    return dict(taken)
+            for place, edge in enumerate(node.next_functions):
+                yield node, place, edge
+                if edge not in stops:
+                    stack.append(edge[0])
 
 
 def mark(result: torch.Tensor, number: int, uses: int) -> None:

@@ -18,6 +18,7 @@ from torch import fx, nn
 
 from ...errors import RekindleError
 from ...saying import notices
+from ..capture.inner_results import edges_behind
 from ..capture.left_out import taken_apart
 from ..operators import rules
 from ..operators.node_tensors import storage_bytes
@@ -106,7 +107,7 @@ class Second:
         anchor: torch.Tensor,
         last: bool,
     ) -> dict[int, Any]:
-        """The gradients of the wanted inputs; of result i, where the number is -1 - i.
+        """The gradients of the wanted inputs; of result i, in a list of parts, where the number is -1 - i.
 
         tangents : result -> the gradient that came back to it, or None. direct : inputs to which these gradients come directly.
         cuts : results at which gradients end, for autograd to go on with them outside. carried : input -> a gradient to which
@@ -132,10 +133,9 @@ class Second:
         waiting = self._waiting.pop(backward_number(), [])
         terms = [t for t in terms if t.tensor.requires_grad] + waiting
         self._waiting.clear()
-        stands = {**self._leaves, **{-1 - i: t for i, t in enumerate(self._results)}}
-        terms += [Term(stands[i], g) for i, g in carried.items()]
+        terms += [Term(self._leaves[i], g) for i, g in carried.items()]
         numbers = sorted(i for i in wanted if waiting or i in direct or i in carried)
-        leaves = [stands[i] for i in numbers]
+        leaves = [self._leaves[i] if i >= 0 else self._results[-1 - i] for i in numbers]
         ends, keep = [self._results[i] for i in cuts], backward_keeps_graph()
         if not keep and last:
             self._leaves, self._results = {}, []
@@ -150,15 +150,19 @@ class Second:
         ends: Sequence[torch.Tensor] = (),
     ) -> list[Any]:
         """The gradients of these leaves; under `create_graph=True` they can be differentiated in turn. No gradient goes beyond
-        the tensors `ends`, which may be among the leaves."""
+        the tensors `ends`, which may be among the leaves; theirs come in lists of parts, as autograd adds them up."""
         if not terms or not leaves:
             return [None] * len(leaves)
         record = torch.is_grad_enabled()
         if record and stand_for_many(t.gradient for t in terms):
             raise _refusal(BATCH, _IN_TURN)
         own = [(t.gradient.detach().requires_grad_() if record else t.gradient, t.gradient) for t in terms]
-        ended: dict[int, torch.Tensor] = {}
-        hooks = [t.register_hook(functools.partial(_end, ended, id(t))) for t in ends if t.requires_grad]
+        parts: dict[int, list[torch.Tensor]] = {id(t): [] for t in ends}
+        hooks = [t.register_hook(_nothing) for t in ends if t.requires_grad]
+        at = {(t.grad_fn, t.output_nr): parts[id(t)] for t in ends}
+        for node, place, edge in edges_behind([t.tensor for t in terms], at) if ends else ():
+            if edge in at:
+                hooks.append(node.register_hook(functools.partial(_note, at[edge], place)))
         try:
             found = torch.autograd.grad(
                 [t.tensor for t in terms], leaves, [leaf for leaf, _ in own],
@@ -167,9 +171,12 @@ class Second:
         finally:
             for hook in hooks:
                 hook.remove()
-        found = tuple([ended.get(id(t), g) for t, g in zip(leaves, found, strict=True)])
-        if not record:
-            return list(found)
+        every = [g for t, x in zip(leaves, found, strict=True) for g in parts.get(id(t), [x])]
+        rest = iter(self._recorded(every, terms, own, anchor) if record else every)
+        return [[next(rest) for _ in parts[id(t)]] if id(t) in parts else next(rest) for t in leaves]
+
+    def _recorded(self, found: list[Any], terms: Sequence[Term], own: Sequence[Any], anchor: torch.Tensor) -> list[Any]:
+        """The gradients, such that they can be differentiated. own : (leaf, tensor outside) of the terms' own gradients."""
         known = tuple(dict.fromkeys([*(pair for t in terms for pair in t.known), *own]))
         made = iter(_Recorded.apply(self, [g for g in found if g is not None], known, anchor, *[x for _, x in known]))
         return [None if g is None else next(made) for g in found]
@@ -294,12 +301,15 @@ class _Recorded(torch.autograd.Function):
         )
 
 
-def _end(ended: dict[int, torch.Tensor], key: int, gradient: Any) -> Any:
-    """A hook that notes a gradient, and lets zeros go on in its place."""
-    if gradient is None:
-        return None
-    ended[key] = gradient
-    return torch.zeros_like(gradient)
+def _nothing(gradient: Any) -> Any:
+    """A hook that lets a gradient end at a tensor: zeros go on."""
+    return None if gradient is None else torch.zeros_like(gradient)
+
+
+def _note(parts: list[torch.Tensor], place: int, gradients: Sequence[Any], _: Any) -> None:
+    """A hook that notes one of the gradients that a node of autograd makes."""
+    if gradients[place] is not None:
+        parts.append(gradients[place])
 
 
 def _is_read(p: fx.Node, wanted: set[fx.Node]) -> bool:

@@ -50,6 +50,7 @@ class TrainingStep:
     again: int = -1  # number of the backward call whose gradients `second` makes
     differentiated: dict[int, list[Any]] = field(default_factory=dict)  # stage -> its gradients, if `second` made them
     carried: dict[int, Any] = field(default_factory=dict)  # those that a stage after the next cut hands over
+    parts: dict[int, list[Any]] = field(default_factory=dict)  # parts of those of results, not handed over yet
 
     def forward(self) -> tuple[list[Any], list[Any]]:
         inputs, self.inputs = self.inputs, []
@@ -129,7 +130,7 @@ class TrainingStep:
         if self.shared is not None:
             self.shared.begun = number
         if self.again != number:
-            self.again, self.differentiated, self.carried = number, {}, {}
+            self.again, self.differentiated, self.carried, self.parts = number, {}, {}, {}
         own, later = runner.boundaries[k], runner.boundaries[k + 1 :]
         reached = {j: runner.stage_inputs[j] for j in stages}
         now = {j: places for j, places in reached.items() if not later or j < later[0].stage}
@@ -137,16 +138,25 @@ class TrainingStep:
         cuts, wanted = [b.outputs[0] for b in later], {i for places in reached.values() for i in places}
         last = len(now) == len(reached)
         found = self.second.gradients(given, wanted, runner.direct(k), cuts, self.carried, anchor, last)
-        # One that stands in several places gets its whole gradient in one: a result in the last, a cast in its own, others in
-        # the earliest.
-        one = [(j, at) for j in now for at, _ in runner.casts_of_stage[j]] if self.shared else []
-        one += [at for i, at in runner.last_place.items() if i < 0 and at[0] in now]
-        made = {(j, at): found.pop(now[j][at], None) for j, at in one}
+        for i in [i for i in found if i < 0]:
+            self.parts[i] = self.parts.get(i, []) + (found.pop(i) or [])
+        # One that stands in several places gets its whole gradient in one of them, in the earliest unless one is a cast's.
+        casts = [(j, at) for j in now for at, _ in runner.casts_of_stage[j]] if self.shared else []
+        made = {(j, at): found.pop(now[j][at], None) for j, at in casts}
         for j, places in now.items():
             self.differentiated[j] = [
-                made.get((j, at)) if i < 0 or (j, at) in made else found.pop(i, None) for at, i in enumerate(places)
-            ]
+                self._next_part(i, (j, at)) if i < 0
+                else made[j, at] if (j, at) in made else found.pop(i, None)
+                for at, i in enumerate(places)
+            ]  # fmt: skip
         self.carried = {i: g for i, g in found.items() if g is not None}
+
+    def _next_part(self, i: int, at: tuple[int, int]) -> Any:
+        """The next part of the gradient of a result; where the last one is asked for, the sum of the rest."""
+        parts = self.parts.get(i, [])
+        taken = parts[:] if at == self.runner.last_place[i] else parts[:1]
+        del parts[: len(taken)]
+        return functools.reduce(torch.add, taken) if taken else None
 
     def stage(self, j: int) -> list[Any]:
         """Run stage j and take its gradients."""
