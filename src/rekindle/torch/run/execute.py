@@ -96,7 +96,9 @@ class _Boundary(torch.autograd.Function):
             step.check_versions(runner.watched_inputs)
             *_, anchor = ctx.saved_tensors
             ctx.maybe_clear_saved_tensors()
-            step.start_again(k, tangents, [n.j for n in stages_after(ctx) if will_run(n)], anchor)
+            reached = [n for n in stages_after(ctx) if will_run(n)]
+            whole = step.second.waits and all(map(_takes_all, reached))
+            step.start_again(k, tangents, [n.j for n in reached], anchor, whole)
         else:
             step.take(k, tangents, functools.partial(_start, ctx))
         return None, None, _token(runner.device)

@@ -43,7 +43,7 @@ class TrainingStep:
     begun: int = -1  # number of the backward call that runs
     trained: frozenset[int] = frozenset()  # ids of the tensors that gradients come to
     versions: dict[int, tuple[Callable[[], Any], int]] = field(default_factory=dict)  # of inputs, as forward left them
-    uncut: dict[int, Any] = field(default_factory=dict)  # results, weakly, whose whole gradient no stage hands over
+    inner: dict[int, Any] = field(default_factory=dict)  # results, weakly, from which forward goes on
     shared: CallInBlock | None = None  # under autocast, what it must know of other calls
     apart: bool = False  # backward leaves sums of gradients apart
     instead: frozenset[int] = frozenset()  # inputs in whose place another tensor gets the gradients of their casts
@@ -68,7 +68,7 @@ class TrainingStep:
             known.add(id(t))
         if any(t._is_view() for t in results):
             results = no_views(results, [*inputs, *saved])
-        self.uncut = {i: weakref.ref(results[i]) for i in self.runner.uncut}
+        self.inner = {i: weakref.ref(results[i]) for i in self.runner.lowered.captured.goes_on}
         return results, saved
 
     def check_versions(self, which: Iterable[int]) -> None:
@@ -79,8 +79,8 @@ class TrainingStep:
 
     def check_results(self) -> None:
         """Raise an error if somebody looks at the gradient of a result of which this backward makes a part alone."""
-        for i, result in self.uncut.items():
-            if is_looked_at(result):
+        for i in self.runner.uncut:
+            if is_looked_at(self.inner[i]):
                 place = self.runner.lowered.captured.ignored_outputs.get(i, f"result {i}")
                 raise RekindleError(
                     f"a hook or retain_grad() is on {place}, from which forward goes on, and the planned step never makes its "
@@ -122,9 +122,11 @@ class TrainingStep:
         self.absent |= {n for n, g in zip(sources, gradients, strict=True) if g is None}
         self.given += [_zeros(n) if g is None else g for n, g in zip(sources, gradients, strict=True)]
 
-    def start_again(self, k: int, tangents: list[Any], stages: Iterable[int], anchor: torch.Tensor) -> None:
+    def start_again(
+        self, k: int, tangents: list[Any], stages: Iterable[int], anchor: torch.Tensor, whole: bool
+    ) -> None:
         """Take the gradients that came back to boundary k by the module's own forward. stages : after the boundary that this
-        backward reaches; gradients of others would live on."""
+        backward reaches; gradients of others would live on. whole : it takes all their gradients, second derivatives too."""
         runner, number = self.runner, backward_number()
         runner.waiting.discard(self)
         if self.shared is not None:
@@ -135,7 +137,10 @@ class TrainingStep:
         reached = {j: runner.stage_inputs[j] for j in stages}
         now = {j: places for j, places in reached.items() if not later or j < later[0].stage}
         given = {own.outputs[at]: g for at, g in zip(own.owners, tangents, strict=True)}
-        cuts, wanted = [b.outputs[0] for b in later], {i for places in reached.values() for i in places}
+        wanted = {i for places in reached.values() for i in places}
+        cuts = [b.outputs[0] for b in later]
+        if whole and not any(map(is_looked_at, self.inner.values())):  # nobody sees what comes to results
+            cuts, wanted = [], {i for i in wanted if i >= 0}
         last = len(now) == len(reached)
         found = self.second.gradients(given, wanted, runner.direct(k), cuts, self.carried, anchor, last)
         for i in [i for i in found if i < 0]:
