@@ -113,7 +113,9 @@ def _start(ctx: Any) -> None:
     *saved, _ = last.saved_tensors
     # A backward that ends at a result, as `autograd.grad(loss, result)` does, leaves what lies before the result.
     ends = last is not ctx and not will_run(next(stages_after(last)))
-    if not ends:
+    if ends:  # the program stays where it is: a result that it holds would lead back to it
+        saved = [t.detach() if t is not None and t.grad_fn is not None else t for t in saved]
+    else:
         last.maybe_clear_saved_tensors()
     step.start(saved, ends or backward_keeps_graph())
 
