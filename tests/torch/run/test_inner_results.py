@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -249,3 +251,17 @@ def test_gradients_of_weights_may_be_taken_later() -> None:
         stage_backward_weight(iter(m.parameters()), groups)
         found.append([x.grad, *(p.grad for p in m.parameters())])
     assert all(map(torch.equal, *found))
+
+
+def test_a_backward_that_ends_at_a_result_leaves_no_cycle() -> None:
+    _, planned, x = pair(Loss())
+    gc.collect()
+    gc.disable()
+    try:
+        out = results(planned, x)
+        torch.autograd.grad(out[0], out[2])
+        step = weakref.ref(out[0].grad_fn.step)  # type: ignore[union-attr]
+        del out
+        assert step() is None
+    finally:
+        gc.enable()
