@@ -21,6 +21,7 @@ from ..undo.side_effects import SideEffects
 from .counted import Asked, counted, lengths_counted
 from .flat import FlatForward
 from .trace_errors import depends_on_itself
+from .written_outside import WrittenOutside
 
 log = logging.getLogger(__name__)
 
@@ -173,18 +174,32 @@ def _length(w: Restorable) -> int:
     return len(now) if isinstance(now, list) and len(now) == len(w.before) else 1
 
 
-def _ops(flat: FlatForward, tensors: list[torch.Tensor], mode: FakeTensorMode) -> list[Any]:
-    """The ops of one call, on which its results and what it writes depend, with their constants."""
+def written_outside(flat: FlatForward, tensors: list[torch.Tensor], mode: FakeTensorMode) -> list[torch.Tensor]:
+    """The tensors to which forward writes and which stand in no module."""
+    writes = WrittenOutside(mode)
+    with contextlib.suppress(Exception):
+        _run(flat, [mode.from_tensor(t) for t in tensors], mode, writes)
+    return writes.found()
+
+
+def _run(flat: FlatForward, tensors: list[torch.Tensor], mode: FakeTensorMode, watch: Any) -> tuple[dict[str, Any], Any]:
+    """(the fake parameters and buffers, the results) of one call on tensors without data, under the mode `watch`."""
     own: dict[str, torch.Tensor] = {
         f"model.{k}": mode.from_tensor(t) for k, t in [*flat.model.named_parameters(), *flat.model.named_buffers()]
     }
     cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)  # else the first call casts what later ones find
     try:
-        with mode, _Ops() as ran:
-            results = torch.func.functional_call(flat, own, tuple(tensors))
+        with mode, watch:
+            return own, torch.func.functional_call(flat, own, tuple(tensors))
     finally:
         torch.set_autocast_cache_enabled(cached)
+
+
+def _ops(flat: FlatForward, tensors: list[torch.Tensor], mode: FakeTensorMode) -> list[Any]:
+    """The ops of one call, on which its results and what it writes depend, with their constants."""
+    ran = _Ops()
+    own, results = _run(flat, tensors, mode, ran)
     live = {s for t in [*own.values(), *results] if (s := _memory(t)) is not None}
     found: list[Any] = [flat.questions]
     for op, given, made in reversed(ran.ops):
