@@ -21,7 +21,6 @@ from ..undo.side_effects import SideEffects
 from .counted import Asked, counted, lengths_counted
 from .flat import FlatForward
 from .trace_errors import depends_on_itself
-from .written_outside import WrittenOutside
 
 log = logging.getLogger(__name__)
 
@@ -175,22 +174,23 @@ def _length(w: Restorable) -> int:
 
 
 def written_outside(flat: FlatForward, tensors: list[torch.Tensor], mode: FakeTensorMode) -> list[torch.Tensor]:
-    """The tensors to which forward writes and which stand in no module."""
-    writes = WrittenOutside(mode)
+    """The tensors to which forward writes and which stand in no module, but for those that require grad."""
+    ran = _Ops()
     with contextlib.suppress(Exception):
-        _run(flat, [mode.from_tensor(t) for t in tensors], mode, writes)
-    return writes.found()
+        _run(flat, [mode.from_tensor(t) for t in tensors], mode, ran)
+    memory = {_memory(t) for t in ran.written}
+    return [t for t in ran.outside if not t.requires_grad and not memory.isdisjoint(map(_memory, (t, mode.from_tensor(t))))]
 
 
-def _run(flat: FlatForward, tensors: list[torch.Tensor], mode: FakeTensorMode, watch: Any) -> tuple[dict[str, Any], Any]:
-    """(the fake parameters and buffers, the results) of one call on tensors without data, under the mode `watch`."""
+def _run(flat: FlatForward, tensors: list[torch.Tensor], mode: FakeTensorMode, ran: _Ops) -> tuple[dict[str, Any], Any]:
+    """(the fake parameters and buffers, the results) of one call on tensors without data. ran : notes its ops."""
     own: dict[str, torch.Tensor] = {
         f"model.{k}": mode.from_tensor(t) for k, t in [*flat.model.named_parameters(), *flat.model.named_buffers()]
     }
     cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)  # else the first call casts what later ones find
     try:
-        with mode, watch:
+        with mode, ran:
             return own, torch.func.functional_call(flat, own, tuple(tensors))
     finally:
         torch.set_autocast_cache_enabled(cached)
@@ -221,6 +221,8 @@ class _Ops(TorchDispatchMode):
         self.ops: list[
             tuple[Any, list[torch.Tensor], list[torch.Tensor]]
         ] = []  # the tensors keep their memory's address
+        self.written: list[torch.Tensor] = []
+        self.outside: dict[torch.Tensor, None] = {}  # real ones, which no operator of this call has made
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         leaves = pytree.tree_leaves((args, kwargs or {}))
@@ -231,8 +233,11 @@ class _Ops(TorchDispatchMode):
                 if given[0].dtype != torch.bool
                 else True
             )
+        if func is not torch.ops.aten.lift_fresh.default:  # which takes a tensor that forward makes of numbers
+            self.outside |= {t: None for t in given if type(t) in (torch.Tensor, torch.nn.Parameter)}
+        self.written += (written := written_by(func, args, kwargs or {}))
         out = func(*args, **(kwargs or {}))
         made = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
         told = [("%" if is_fake(x) else id(x)) if isinstance(x, torch.Tensor) else repr(x) for x in leaves]
-        self.ops.append(((str(func), *told), given, [*made, *written_by(func, args, kwargs or {})]))
+        self.ops.append(((str(func), *told), given, [*made, *written]))
         return out
