@@ -91,9 +91,10 @@ class Globals:
 
         holder : where the first name stands. where : the holder's name. table : the globals of the code.
         """
+        found: Mapping[str, Any] | type | None = holder
         for i, name in enumerate(path):
+            self._watch.name(found, name)
             x, text = holder[name], f"{where}.{'.'.join(path[: i + 1])}"
-            self._watch.name(holder, name)
             if isinstance(x, staticmethod | classmethod):
                 x = x.__func__
             if isinstance(x, _FUNCTIONS):
@@ -105,9 +106,9 @@ class Globals:
             if isinstance(x, type) and issubclass(x, torch.autograd.Function):  # autograd calls its methods
                 self._pending += [g for f in vars(x).values() for g in _with_inner(f) if _is_followed(g, table)]
             found = None if i + 1 == len(path) or is_elsewhere(x) else _holder(x, path[i + 1])
-            if found is None or _by_code(x, path[i + 1], found):
+            holder = vars(found) if isinstance(found, type) else found or {}
+            if found is None or _by_code(x, path[i + 1], holder):
                 break
-            holder = found
         self._whole(text, x)
 
     def _function(self, text: str, x: Any, table: Mapping[str, Any]) -> None:
@@ -139,13 +140,13 @@ class Globals:
                 self._watch.slots.append((x, s))
 
 
-def _holder(x: Any, name: str) -> Mapping[str, Any] | None:
-    """The table in which Python finds the attribute; None: code computes it."""
+def _holder(x: Any, name: str) -> Mapping[str, Any] | type | None:
+    """The table, or the class, in which Python finds the attribute; None: code computes it."""
     own = getattr(x, "__dict__", None)
     if not isinstance(x, type) and isinstance(own, dict) and name in own:
         return own
     kinds = x.__mro__ if isinstance(x, type) else type(x).__mro__
-    return next((k.__dict__ for k in kinds if name in k.__dict__), None)
+    return next((k for k in kinds if name in k.__dict__), None)
 
 
 def _by_code(x: Any, name: str, holder: Mapping[str, Any]) -> bool:

@@ -39,7 +39,7 @@ class ModuleState:
         self.keys: dict[str, Key] = {}
         self._reads, self._ignored = reads, ignored
         modules = dict(model.named_modules())
-        self._watch = Watch({id(m) for m in modules.values()})
+        self._watch = self.watch = Watch({id(m) for m in modules.values()})
         self._modules = [m for m in modules.values() if m is not model]
         self._of_root: Any = None  # getter of the guarded names in the module itself, whose `__dict__` is not kept
         self._tables: list[dict[str, Any]] = []  # of parameters
@@ -129,7 +129,9 @@ class ModuleState:
 
     def _of_class(self, kind: type, k: str) -> Key:
         if (kind, k) not in self._classes:
-            x = next((c.__dict__[k] for c in kind.__mro__ if k in c.__dict__), _MISSING)
+            owner = next((c for c in kind.__mro__ if k in c.__dict__), None)
+            x = _MISSING if owner is None else owner.__dict__[k]
+            self._watch.variables += [] if owner is None else [(owner, k)]
             self._classes[kind, k] = getattr(kind, k, _MISSING)
             self._class_keys[kind, k] = None if x is _MISSING else key_of(x, self._watch)
             self._function(x)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from ..run.sample import copies, owned
 from ..tensors import tree
 from ..tensors.lock import LOCK
 from ..trace import plain_forward
+from .noted_state import Guarded, NotedState
 
 
 class AgainForward(SwitchedForward):
@@ -42,12 +42,18 @@ class AgainForward(SwitchedForward):
         super().__init__(model)
         self.rule, self.keeps_caches = rule, keeps_caches
         self._training = model.training
+        self.guarded: Guarded | None = None  # of the last call
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AgainForward:
+        copied = super().__deepcopy__(memo)
+        copied.guarded = None
+        return copied
 
     def _pickled(self) -> Any:
         return self.rule, self.keeps_caches, self._training, self.is_off
 
     def _unpickle(self, pickled: Any) -> None:
-        self.rule, self.keeps_caches, self._training, self.is_off = pickled
+        (self.rule, self.keeps_caches, self._training, self.is_off), self.guarded = pickled, None
 
     @private.opaque_to_compile
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -62,46 +68,24 @@ class AgainForward(SwitchedForward):
         assert model is not None
         self.tally.ran += 1
         how: dict[str, Any] = {} if self.rule is None else {"context_fn": functools.partial(contexts, self.rule)}
-        again = _Rerun(model, self.plain, self.keeps_caches)
-        run = functools.partial(checkpoint, again, *args, use_reentrant=False, **how, **kwargs)
+        run = functools.partial(checkpoint, _Rerun(model, self), *args, use_reentrant=False, **how, **kwargs)
         return run() if self.copies is None else self.copies.run(model, (args, kwargs), run)
 
 
 class _Rerun:
-    """A forward that may run again: each time it finds the plain attributes of the first time, and later runs change none."""
+    """A forward that may run again: each time it finds the state of the first time, and later runs change none."""
 
-    def __init__(self, model: nn.Module, plain: Callable[..., Any], keeps_caches: bool):
-        self._model, self._plain, self._keeps_caches = model, plain, keeps_caches
-        self._before = _plain_attributes(model)
-        self._ran = False
+    def __init__(self, model: nn.Module, owner: AgainForward):
+        self._model, self._owner, self._plain = model, owner, owner.plain
+        self._noted: NotedState | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with without_caches(self._model, self._keeps_caches):
-            return self._run(*args, **kwargs)
-
-    def _run(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._ran:
-            self._ran = True
+        with without_caches(self._model, self._owner.keeps_caches):
+            if self._noted is not None:  # torch.utils.checkpoint ends it by an exception where all is recomputed
+                return self._noted.run(functools.partial(self._plain, *args, **kwargs))
+            self._noted = NotedState(self._model, self._owner.guarded)
+            self._owner.guarded = self._noted.guarded
             return self._plain(*args, **kwargs)
-        now = _plain_attributes(self._model)
-        _put_back(self._before)
-        try:
-            # torch.utils.checkpoint ends it by an exception where all is recomputed
-            return self._plain(*args, **kwargs)
-        finally:
-            _put_back(now)
-
-
-def _plain_attributes(model: nn.Module) -> list[tuple[nn.Module, dict[str, Any]]]:
-    """The attributes of all modules that are plain values."""
-    return [(m, {k: x for k, x in m.__dict__.items() if isinstance(x, tree.PLAIN)}) for m in model.modules()]
-
-
-def _put_back(noted: list[tuple[nn.Module, dict[str, Any]]]) -> None:
-    for m, values in noted:
-        for k in [k for k, x in m.__dict__.items() if isinstance(x, tree.PLAIN) and k not in values]:
-            del m.__dict__[k]
-        m.__dict__.update(values)
 
 
 def only_computes(module: nn.Module, given: Recorded) -> bool:
