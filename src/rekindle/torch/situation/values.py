@@ -119,7 +119,7 @@ class Watch:
             *(functools.partial(t.update, {k: t[k] for k in names}) for t, names in named),
             *(functools.partial(setattr, c, "cell_contents", c.cell_contents) for c in self.cells),
             *(functools.partial(object.__setattr__, x, s, getattr(x, s)) for x, s in self.slots if hasattr(x, s)),
-            *(functools.partial(_set_variable, c, k, vars(c)[k]) for c, k in self.variables if k in vars(c)),
+            *(functools.partial(type.__setattr__, c, k, vars(c)[k]) for c, k in self.variables if k in vars(c)),
         ]
 
     def _values(self) -> chain[Any]:
@@ -131,11 +131,6 @@ class Watch:
 
     def _sizes(self) -> list[Any]:
         return [*map(array_key, self.arrays), *map(len, self._counted)]
-
-
-def _set_variable(kind: type, name: str, x: Any) -> None:
-    if vars(kind).get(name) is not x:  # Python forgets what it has cached of a class that is written to
-        setattr(kind, name, x)
 
 
 _MISSING: Any = object()
@@ -270,6 +265,7 @@ class Walk:
         self.watch.functions.append(f)
         cells = cells_of(f)
         self.watch.cells += cells
+        self.watch.slots += [(f, k) for k in ("__defaults__", "__kwdefaults__") if getattr(f, k)]
         found = [self.key(c.cell_contents, deep) for c in cells]
         return (*found, self.key(f.__defaults__, deep), self.key(f.__kwdefaults__, deep))
 

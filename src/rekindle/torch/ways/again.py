@@ -16,19 +16,27 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from ...errors import RekindleError
 from ...parts.plan import SaveRule
+from ...saying.frames import in_short, line_of, users_frame
 from .. import private
 from ..capture.flat import by_parameter
 from ..compiled.saved_results import contexts
 from ..measure.as_before import as_before
 from ..measure.caches import without_caches
 from ..measure.recording import Recorded
+from ..operators.hidden_writes import BATCH_NORMS, STATISTICS, TRAINING
 from ..run.own_forward import SwitchedForward
 from ..run.sample import copies, owned
 from ..tensors import tree
+from ..tensors.instrument import Instrument
 from ..tensors.lock import LOCK
+from ..tensors.op_tensors import memory_state, tensors_in, written_by
 from ..trace import plain_forward
-from .noted_state import Guarded, NotedState
+from .noted_state import NotedState, Outside
+
+WRITES = "writes to a tensor that it has not made"
+LIFT = torch.ops.aten.lift_fresh.default
 
 
 class AgainForward(SwitchedForward):
@@ -42,18 +50,18 @@ class AgainForward(SwitchedForward):
         super().__init__(model)
         self.rule, self.keeps_caches = rule, keeps_caches
         self._training = model.training
-        self.guarded: Guarded | None = None  # of the last call
+        self.outside: Outside | None = None  # as the last call noted it
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AgainForward:
         copied = super().__deepcopy__(memo)
-        copied.guarded = None
+        copied.outside = None
         return copied
 
     def _pickled(self) -> Any:
         return self.rule, self.keeps_caches, self._training, self.is_off
 
     def _unpickle(self, pickled: Any) -> None:
-        (self.rule, self.keeps_caches, self._training, self.is_off), self.guarded = pickled, None
+        (self.rule, self.keeps_caches, self._training, self.is_off), self.outside = pickled, None
 
     @private.opaque_to_compile
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -83,27 +91,55 @@ class _Rerun:
         with without_caches(self._model, self._owner.keeps_caches):
             if self._noted is not None:  # torch.utils.checkpoint ends it by an exception where all is recomputed
                 return self._noted.run(functools.partial(self._plain, *args, **kwargs))
-            self._noted = NotedState(self._model, self._owner.guarded)
-            self._owner.guarded = self._noted.guarded
+            self._noted = NotedState(self._model, self._owner.outside)
+            self._owner.outside = self._noted.outside
             return self._plain(*args, **kwargs)
 
 
-def only_computes(module: nn.Module, given: Recorded) -> bool:
-    """Whether a forward of the module changes nothing but what it returns, and plain attributes, so that it may run twice."""
+def more_than_computes(module: nn.Module, given: Recorded) -> str:
+    """What a forward of the module does beside what it returns and the plain attributes that it sets, so that it must not run
+    twice, in few words; "": nothing."""
     tensors = copies(given.call.tensors, owned(module))
     args, kwargs = given.call.form.arguments(tree.unflatten(tensors, given.call.spec))
     with given.surroundings(module), as_before(module, by_parameter(args, kwargs)) as before:
-        seen = [*tensors, *module.buffers(), *module.parameters()]
-        versions = [t._version for t in seen]
         python, numpy = random.getstate(), np.random.get_state(legacy=False)
-        with torch.no_grad(), private.scripted_refused(every=True):
+        nothing_saved = torch.autograd.graph.saved_tensors_hooks(lambda t: None, _not_saved)
+        with torch.enable_grad(), nothing_saved, private.scripted_refused(every=True), _Writes() as writes:
             plain_forward(module)(*args, **kwargs)
         plain = {
             f"{path}.{k}".lstrip(".") for path, m in module.named_modules() for k, x in m.__dict__.items()
             if isinstance(x, tree.PLAIN)
         }  # fmt: skip
         drew = python != random.getstate() or str(numpy) != str(np.random.get_state(legacy=False))
-        wrote = versions != [t._version for t in seen] or any(map(before.tensors.differs, seen))
+        wrote = any(map(before.tensors.differs, [*tensors, *module.buffers(), *module.parameters()]))
     effects, changes = before.effects, before.changes
     changed = changes.assigned or changes.collected or set(changes.other) - plain
-    return not (changed or effects.changed or effects.dropped or effects.drawn or drew or wrote)
+    if writes.line:
+        return f"{writes.line} {WRITES}"
+    if wrote or drew or changed or effects.changed or effects.dropped or effects.drawn:
+        return "changes more than its result"
+    return ""
+
+
+class _Writes(Instrument):
+    """Finds where code inside writes to a tensor that it has not made. line : "train.py:88"; "": nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = ""
+        self._made: set[Any] = set()  # weak references to storages: no other storage takes their addresses
+
+    def before(self, func: Any, args: Any, kwargs: Any) -> None:
+        hidden = [args[i] for i in STATISTICS if args[i] is not None] if func in BATCH_NORMS and args[TRAINING] else []
+        old = [t for t in (*written_by(func, args, kwargs), *hidden) if memory_state(t) not in self._made]
+        if old and not self.line:
+            self.line = in_short(line_of(frame)) if (frame := users_frame()) is not None else "its forward"
+        self._given = set(map(memory_state, tensors_in([args, kwargs])))
+
+    def after(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        # `lift_fresh` gives the tensor that forward makes of numbers.
+        self._made |= set(map(memory_state, tensors_in(out))) - (set() if func is LIFT else self._given)
+
+
+def _not_saved(_: Any) -> Any:
+    raise RekindleError("forward asks for a tensor that was not saved")
