@@ -167,7 +167,9 @@ class FlatForward(nn.Module):
                 names.append(f"the attribute {k}")
         if any(id(t) in outside for t in returned):
             words = "returns a tensor to which it writes, and which is no buffer"
-            raise TraceError(f"forward {words}: return a copy of it (clone()), or register it as a buffer", reason=words)
+            raise TraceError(
+                f"forward {words}: return a copy of it (clone()), or register it as a buffer", reason=words
+            )
         self.ignored = {}
         for i, t in enumerate(returned):
             if t.requires_grad and self._loss == "auto" and (i >= results or loss and i < own and i not in loss):

@@ -179,7 +179,9 @@ def written_outside(flat: FlatForward, tensors: list[torch.Tensor], mode: FakeTe
     with contextlib.suppress(Exception):
         _run(flat, [mode.from_tensor(t) for t in tensors], mode, ran)
     memory = {_memory(t) for t in ran.written}
-    return [t for t in ran.outside if not t.requires_grad and not memory.isdisjoint(map(_memory, (t, mode.from_tensor(t))))]
+    return [
+        t for t in ran.outside if not t.requires_grad and not memory.isdisjoint(map(_memory, (t, mode.from_tensor(t))))
+    ]
 
 
 def _run(flat: FlatForward, tensors: list[torch.Tensor], mode: FakeTensorMode, ran: _Ops) -> tuple[dict[str, Any], Any]:

@@ -1,7 +1,7 @@
 """Tensors that forward writes to and that stand in no module: in globals, closures, classes, dicts, objects of the user's.
 
-Torch traces such a tensor as a constant, to which nothing can be written. So a buffer of the model stands for it while the step is
-captured, and planned steps write to the tensor itself, as they do to buffers.
+Torch traces such a tensor as a constant, to which nothing can be written. So a buffer of the model stands for it while the
+step is captured, and planned steps write to the tensor itself, as they do to buffers.
 """
 
 from __future__ import annotations

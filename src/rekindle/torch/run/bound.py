@@ -26,8 +26,8 @@ from .program import build
 from .second import PlainAgain, Second
 
 LOOKS_AT_USE = 3  # at this use it is looked once whether a loop that may keep gradients has set them to None
-# Index of a tensor of the call; (submodule, attribute), where None is the module itself, to which no reference may be held; or a
-# tensor that stands in no module.
+# Index of a tensor of the call; (submodule, attribute), where None is the module itself, to which no reference may be held;
+# or a tensor that stands in no module.
 Origin = int | tuple[nn.Module | None, str] | torch.Tensor
 
 
@@ -154,7 +154,10 @@ class BoundPlan:
         return _Origins(
             self.guards.modules or tuple(map(id, model.modules())),
             [
-                c.inputs[p] if p in c.inputs else c.constants[p] if p in c.constants
+                c.inputs[p]
+                if p in c.inputs
+                else c.constants[p]
+                if p in c.constants
                 else _owner(model, c.params.get(p) or c.buffers[p])
                 for p in self.runner.given
             ],

@@ -86,15 +86,17 @@ class Globals:
             elif path[0] in vars(held):
                 self._follow(vars(held), path, f"the global {name}", table)
 
-    def _follow(self, holder: Mapping[str, Any], path: tuple[str, ...], where: str, table: Mapping[str, Any]) -> None:
+    def _follow(
+        self, holder: Mapping[str, Any] | type, path: tuple[str, ...], where: str, table: Mapping[str, Any]
+    ) -> None:
         """Guard the values that code reads along a path of names, attribute by attribute.
 
         holder : where the first name stands. where : the holder's name. table : the globals of the code.
         """
-        found: Mapping[str, Any] | type | None = holder
         for i, name in enumerate(path):
-            self._watch.name(found, name)
-            x, text = holder[name], f"{where}.{'.'.join(path[: i + 1])}"
+            self._watch.name(holder, name)
+            x = (vars(holder) if isinstance(holder, type) else holder)[name]
+            text = f"{where}.{'.'.join(path[: i + 1])}"
             if isinstance(x, staticmethod | classmethod):
                 x = x.__func__
             if isinstance(x, _FUNCTIONS):
@@ -106,9 +108,9 @@ class Globals:
             if isinstance(x, type) and issubclass(x, torch.autograd.Function):  # autograd calls its methods
                 self._pending += [g for f in vars(x).values() for g in _with_inner(f) if _is_followed(g, table)]
             found = None if i + 1 == len(path) or is_elsewhere(x) else _holder(x, path[i + 1])
-            holder = vars(found) if isinstance(found, type) else found or {}
-            if found is None or _by_code(x, path[i + 1], holder):
+            if found is None or _by_code(x, path[i + 1], found):
                 break
+            holder = found
         self._whole(text, x)
 
     def _function(self, text: str, x: Any, table: Mapping[str, Any]) -> None:
@@ -149,11 +151,11 @@ def _holder(x: Any, name: str) -> Mapping[str, Any] | type | None:
     return next((k for k in kinds if name in k.__dict__), None)
 
 
-def _by_code(x: Any, name: str, holder: Mapping[str, Any]) -> bool:
+def _by_code(x: Any, name: str, holder: Mapping[str, Any] | type) -> bool:
     """Whether the attribute may depend on other fields of the object: a method, a property, a slot."""
-    if isinstance(x, type | types.ModuleType) or holder is getattr(x, "__dict__", None):
+    if isinstance(x, type | types.ModuleType) or not isinstance(holder, type):
         return False
-    return hasattr(type(holder[name]), "__get__")
+    return hasattr(type(vars(holder)[name]), "__get__")
 
 
 def _with_inner(f: Any) -> list[types.FunctionType]:

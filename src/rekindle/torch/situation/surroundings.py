@@ -29,7 +29,9 @@ def surroundings() -> tuple[Any, ...]:
         (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled()),
         (torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled, precision.of_products()),
         tuple([_mode(m) for m in function_modes()]) if function_modes_number() else (),
-        tuple([key_of(h) for table in GLOBAL_HOOKS for h in table.values() if not is_torchs(h)]) if any(GLOBAL_HOOKS) else (),
+        tuple([key_of(h) for table in GLOBAL_HOOKS for h in table.values() if not is_torchs(h)])
+        if any(GLOBAL_HOOKS)
+        else (),
     )
 
 
@@ -73,14 +75,14 @@ def is_cast_once(t: torch.Tensor) -> bool:
 
 _KINDS = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)  # kinds of devices whose autocast counts here
 GLOBAL_HOOKS = [getattr(torch_module, f"_global{kind}") for kind in HOOKS]
-_SWITCHES = ((torch.backends.mkldnn, "enabled"), *((torch.backends.cudnn, k) for k in ("enabled", "benchmark", "deterministic")))
+_CUDNN = [(torch.backends.cudnn, k) for k in ("enabled", "benchmark", "deterministic")]
 _FLAGS: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
     (torch.get_default_dtype, torch.set_default_dtype),
     (precision.of_products, torch.set_float32_matmul_precision),
     (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
     *((getattr(torch.backends.cuda, f"{k}_enabled"), getattr(torch.backends.cuda, f"enable_{k}"))
       for k in ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")),
-    *((partial(getattr, x, k), partial(setattr, x, k)) for x, k in _SWITCHES),
+    *((partial(getattr, x, k), partial(setattr, x, k)) for x, k in ((torch.backends.mkldnn, "enabled"), *_CUDNN)),
 ]  # fmt: skip
 
 

@@ -1,7 +1,7 @@
-"""What a forward may read beside its arguments, noted so that it can run again in backward as if nothing had changed since.
+"""The state that forward reads beside its arguments, noted so that it can run again in backward as if nothing had changed.
 
-A loop may change a global, a configuration, an adapter, a mode or a flag between forward and backward. Each is as forward found it
-while forward runs again, and then as the loop left it; what forward itself changes meanwhile is undone.
+A loop may change a global, a configuration, an adapter, a mode or a flag between forward and backward. Each is as forward found
+it while forward runs again, and then as the loop left it; changes that forward itself makes meanwhile are undone.
 """
 
 from __future__ import annotations
