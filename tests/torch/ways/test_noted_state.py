@@ -23,7 +23,7 @@ TABLE = {"scale": 1.0, "log": torch.zeros(())}
 NESTED = {"a": [1.0]}
 NAMESPACE = types.SimpleNamespace(scale=1.0)
 TENSOR = torch.ones(())
-ARRAY = np.ones(1)
+SMALL, ARRAY = np.ones(1), np.ones(1024)
 VARIABLE = contextvars.ContextVar("scale", default=1.0)
 
 
@@ -91,6 +91,7 @@ class Block(nn.Module):
             "method": self.by,
             "tensor": lambda: TENSOR,
             "own tensor": lambda: self.tensor,
+            "small array": lambda: float(SMALL[0]),
             "array": lambda: float(ARRAY[0]),
         }
         return (h * read.get(self.how, lambda: self.scale)()).sin()
@@ -104,6 +105,7 @@ def change(m: Block) -> None:
     TABLE["new"] = 0
     PUT(3.0)
     VARIABLE.set(3.0)
+    SMALL[0] = 3.0
     os.environ["REKINDLE_TEST_SCALE"] = "3"
     scaled.__defaults__ = (3.0,)
     Block.by = lambda self: 3.0  # type: ignore[method-assign]
@@ -136,7 +138,8 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> Any:
     yield
     torch.set_default_dtype(torch.float32)
     TABLE.pop("new", None)
-    ARRAY[0] = 1.0
+    TABLE["log"].zero_()
+    ARRAY[0] = SMALL[0] = 1.0
 
 
 def pair(how: str) -> tuple[Block, Block]:
@@ -173,7 +176,7 @@ HOWS = [
 ]
 
 
-@pytest.mark.parametrize("how", [*HOWS, "own", "own tensor", "tensor", "adapter", "default"])
+@pytest.mark.parametrize("how", [*HOWS, "small array", "own", "own tensor", "tensor", "adapter", "default"])
 def test_forward_finds_what_it_read(how: str) -> None:
     model, twin = pair(how)
     theirs = gradients(twin, lambda m: m.up.bias.requires_grad_(False))
@@ -236,3 +239,12 @@ def test_the_state_of_a_call_serves_the_next_one() -> None:
     TABLE["scale"] = 2.0
     gradients(model, lambda _: None)
     assert model.forward.outside is not first
+
+
+def test_a_part_that_begins_to_write_to_a_tensor_is_an_error() -> None:
+    """It was planned while it did not."""
+    model, _ = pair("table")
+    model.act.register_forward_hook(lambda m, a, out: TABLE["log"].add_(1.0) and None)
+    with pytest.raises(RekindleError, match=r"test_noted_state.py.*has been modified by an inplace operation"):
+        gradients(model, lambda _: None)
+    assert TABLE["log"] == 1.0

@@ -111,12 +111,14 @@ class Watch:
         return len(now) == len(self._held) and all(map(is_, now, self._held)) and self._sizes() == self._counts
 
     def ways_back(self) -> list[Callable[[], Any]]:
-        """Functions that put back what the places hold now, but for arrays."""
+        """Functions that put back what the places hold now, but for arrays that are not small."""
         held = [x for x in (*self.tables, *self._empty, *self.rows) if not isinstance(x, frozenset)]
+        small = [x for x in self.arrays if hasattr(x, "flat") and x.nbytes <= KEPT_MOST_BYTES]  # of NumPy
         named = [(t, get.__reduce__()[1]) for t, get in self._getters if isinstance(t, dict)]
         return [
             *(functools.partial(put_back, x, content(x)) for x in held),
             *(functools.partial(t.update, {k: t[k] for k in names}) for t, names in named),
+            *(functools.partial(x.__setitem__, ..., x.copy()) for x in small if hasattr(x, "__setitem__")),
             *(functools.partial(setattr, c, "cell_contents", c.cell_contents) for c in self.cells),
             *(functools.partial(object.__setattr__, x, s, getattr(x, s)) for x, s in self.slots if hasattr(x, s)),
             *(functools.partial(type.__setattr__, c, k, vars(c)[k]) for c, k in self.variables if k in vars(c)),
