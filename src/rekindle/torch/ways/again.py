@@ -1,8 +1,7 @@
 """Parts that cannot be captured: their forward runs again in backward, from their inputs.
 
-Only a part whose forward does nothing but compute may run twice: it writes to no buffer or input, and changes no Python object,
-such as a list that it is given. It may set attributes of its modules to plain values, such as a count or a dtype: these are put
-back as they were, before the forward runs again and after it.
+Only a part whose forward does nothing but compute may run twice: it writes to no tensor that it has not made, and changes no
+Python object, such as a list that it is given. It may set attributes of its modules to plain values, such as a count or a dtype.
 """
 
 from __future__ import annotations
@@ -130,15 +129,16 @@ class _Writes(Instrument):
         self._made: set[Any] = set()  # weak references to storages: no other storage takes their addresses
 
     def before(self, func: Any, args: Any, kwargs: Any) -> None:
+        if not isinstance(func, private.OpOverload):  # a call of functions, whose operators are not seen
+            return
         hidden = [args[i] for i in STATISTICS if args[i] is not None] if func in BATCH_NORMS and args[TRAINING] else []
         old = [t for t in (*written_by(func, args, kwargs), *hidden) if memory_state(t) not in self._made]
         if old and not self.line:
             self.line = in_short(line_of(frame)) if (frame := users_frame()) is not None else "its forward"
-        self._given = set(map(memory_state, tensors_in([args, kwargs])))
 
     def after(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        # `lift_fresh` gives the tensor that forward makes of numbers.
-        self._made |= set(map(memory_state, tensors_in(out))) - (set() if func is LIFT else self._given)
+        given = set(map(memory_state, tensors_in([args, kwargs])))
+        self._made |= set(map(memory_state, tensors_in(out))) - (set() if func is LIFT else given)  # LIFT: of numbers
 
 
 def _not_saved(_: Any) -> Any:
