@@ -103,7 +103,8 @@ def test_a_tracker_counts_as_in_eager(how: str) -> None:
     counted = of(how).clone()
     of(how).zero_()
     assert all(map(torch.equal, ours, steps(twin, x)))
-    assert counted.any() and torch.equal(counted, of(how))
+    assert counted.any()
+    assert torch.equal(counted, of(how))
     assert not rekindle.status(model).plain
     if how == "row":
         assert ROWS[1].eq(2.0).all()
@@ -119,7 +120,8 @@ def test_a_result_that_depends_on_the_count() -> None:
     assert model.own["v"].eq(4).all()
     copied = copy.deepcopy(model)  # it writes to its own
     copied(x).sum().backward()
-    assert copied.own["v"].eq(5).all() and model.own["v"].eq(4).all()
+    assert copied.own["v"].eq(5).all()
+    assert model.own["v"].eq(4).all()
 
 
 def test_a_tracker_that_the_first_call_makes() -> None:

@@ -79,7 +79,7 @@ _CUDNN = [(torch.backends.cudnn, k) for k in ("enabled", "benchmark", "determini
 _FLAGS: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
     (torch.get_default_dtype, torch.set_default_dtype),
     (precision.of_products, torch.set_float32_matmul_precision),
-    (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     *((getattr(torch.backends.cuda, f"{k}_enabled"), getattr(torch.backends.cuda, f"enable_{k}"))
       for k in ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")),
     *((partial(getattr, x, k), partial(setattr, x, k)) for x, k in ((torch.backends.mkldnn, "enabled"), *_CUDNN)),

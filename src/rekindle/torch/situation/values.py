@@ -117,7 +117,7 @@ class Watch:
         named = [(t, get.__reduce__()[1]) for t, get in self._getters if isinstance(t, dict)]
         return [
             *(functools.partial(put_back, x, content(x)) for x in held),
-            *(functools.partial(t.update, {k: t[k] for k in names}) for t, names in named),
+            *(functools.partial(t.update, {k: t[k] for k in names if k in t}) for t, names in named),
             *(functools.partial(x.__setitem__, ..., x.copy()) for x in small if hasattr(x, "__setitem__")),
             *(functools.partial(setattr, c, "cell_contents", c.cell_contents) for c in self.cells),
             *(functools.partial(object.__setattr__, x, s, getattr(x, s)) for x, s in self.slots if hasattr(x, s)),

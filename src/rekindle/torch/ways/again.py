@@ -1,7 +1,7 @@
 """Parts that cannot be captured: their forward runs again in backward, from their inputs.
 
-Only a part whose forward does nothing but compute may run twice: it writes to no tensor that it has not made, and changes no
-Python object, such as a list that it is given. It may set attributes of its modules to plain values, such as a count or a dtype.
+Only a part whose forward does nothing but compute may run twice: it writes to no tensor that it has not made, and changes
+no Python object, such as a list that it is given. It may set attributes of its modules to plain values, such as a count.
 """
 
 from __future__ import annotations
