@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import rekindle
 from models_in_parts import RoutedGPT, differing, train
@@ -92,3 +93,26 @@ def test_where_no_other_values_can_be_tried_two_lengths_count_as_varying() -> No
     model = TwoLengths().train()
     rekindle.checkpoint(model, (torch.ones(4, 32, dtype=torch.long),), minimize="memory", **QUICK)
     assert all(p.again for p in model.forward.plan.parts)
+
+
+TRACKER = torch.zeros(())
+
+
+class Tracked(nn.Module):
+    """Runs on the words that it picks, and counts them in a global tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 128), nn.Linear(128, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        picked = (x[:, 0] > 0).nonzero()[:, 0]
+        TRACKER.add_(picked.numel())
+        return x.index_add(0, picked, self.down(torch.relu(self.up(x[picked]))))
+
+
+def test_a_part_that_writes_to_a_tensor_of_no_module_does_not_run_again() -> None:
+    line = r"Tracked \(test_varying_parts.py:\d+ writes to a tensor that it has not made\)"
+    with pytest.raises(rekindle.TraceError, match=line):
+        rekindle.checkpoint(nn.Sequential(Tracked(), Tracked()), torch.randn(64, 32), minimize="memory", **QUICK)
+    assert not TRACKER

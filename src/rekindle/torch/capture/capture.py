@@ -43,9 +43,10 @@ from .attention import AttentionOfGpu
 from .captured import Captured
 from .flat import FlatForward, by_parameter
 from .joint_graph import read_joint_graph
-from .later_calls import check_later_calls
+from .later_calls import check_later_calls, written_outside
 from .random_state import no_other_random
 from .trace_errors import UNKNOWN, changed_in_backward, depends_on_itself
+from .written_outside import PREFIX
 
 log = logging.getLogger("rekindle")
 USUAL = TraceOptions()
@@ -157,7 +158,15 @@ def _capture(
         stack.enter_context(eager_strides(mode))
         if attention is not None:
             stack.enter_context(attention)
-        joint = export_joint(stack, flat, tensors)
+        try:
+            joint = export_joint(stack, flat, tensors)
+        except TraceError as e:
+            if not e.reason.endswith(UNKNOWN) or not (outside := written_outside(flat, tensors, mode)):
+                raise
+            for i, t in enumerate(outside):
+                flat.outside[f"{PREFIX}{i}"] = model._buffers[f"{PREFIX}{i}"] = t
+                stack.callback(model._buffers.pop, f"{PREFIX}{i}", None)
+            joint = export_joint(stack, flat, tensors)
         check_stateless(stack, flat, tensors, joint)
         check_later_calls(flat, tensors, mode, effects)
         known = Captured(

@@ -54,7 +54,7 @@ class Captured:
     nodes : every call_function node in order, forward first.
     params, buffers : placeholder -> qualified name in the module.
     inputs : placeholder -> index of the user's tensor.
-    constants : get_attr node -> tensor.
+    constants : get_attr node -> tensor; also a placeholder, for a tensor that forward writes to (see `written_outside`).
     tangents : placeholder -> index of the output whose gradient it is.
     outputs : node per output tensor of the module, in order of `output_spec`.
     mutations : placeholder -> the node that holds its new value after forward.

@@ -29,6 +29,7 @@ from .inner_results import inner_results, mark
 from .known_values import KnownValues, Question
 from .left_out import taken_apart
 from .trace_errors import lets_require_grad, moves
+from .written_outside import InTheirPlace
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ class FlatForward(nn.Module):
             str
         ] = []  # tensors of which a run before found that forward moves them: the line is looked for
         self.goes_on = False  # a run starts with the attributes that the run before left, except tensors
+        self.outside: dict[str, torch.Tensor] = {}  # tensors of no module, by the buffer that stands for each
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
         """Call forward without hooks: global hooks are meant for the user's own modules."""
@@ -121,7 +123,9 @@ class FlatForward(nn.Module):
                 named: dict[Any, torch.Tensor] = {**dict(enumerate(tensors)), **dict(self.model.named_parameters())}
                 casts = one_cast_each(named, self._once)
                 watched, still = checkpoints_noted(self._inside_checkpoint), self._nothing_moved(tensors)
-                with casts as self.cast, layout, known, indices_for_masks(known.count), watched, still:
+                outside = {id(t): (t, standing[name]) for name, t in self.outside.items()}
+                instead = InTheirPlace(outside) if outside else contextlib.nullcontext()
+                with casts as self.cast, layout, known, indices_for_masks(known.count), watched, still, instead:
                     made = taken_apart(self._forward(*args, **kwargs), owned, self._unused, self._loss)
                     self._refuse_new_parameters()
                     self._refuse_filled_marks()
@@ -165,6 +169,11 @@ class FlatForward(nn.Module):
             if id(t) not in given and at == len(returned):
                 returned.append(t)
                 names.append(f"the attribute {k}")
+        if any(id(t) in outside for t in returned):
+            words = "returns a tensor to which it writes, and which is no buffer"
+            raise TraceError(
+                f"forward {words}: return a copy of it (clone()), or register it as a buffer", reason=words
+            )
         self.ignored = {}
         for i, t in enumerate(returned):
             if t.requires_grad and self._loss == "auto" and (i >= results or loss and i < own and i not in loss):

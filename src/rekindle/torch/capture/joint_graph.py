@@ -17,6 +17,7 @@ from ..tensors import tree
 from .captured import Captured
 from .inner_results import take_marks
 from .trace_errors import NO_BACKWARD, moves
+from .written_outside import PREFIX
 
 _PREFIX = "model."  # of names: the traced FlatForward has the user's module as a submodule
 
@@ -43,6 +44,8 @@ def read_joint_graph(c: Captured, model: nn.Module) -> Captured:
             _call(roles, n, by_seq)
         elif n.op == "output":
             _results(roles, n, place, model)
+    for n in [n for n, name in roles.buffers.items() if name.startswith(PREFIX)]:
+        roles.constants[n] = model._buffers[roles.buffers.pop(n)]  # type: ignore[assignment]
     if not roles.tangents and (kinds := sorted(set(tree.opaque_kinds(c.output_spec)))):
         raise TraceError(
             f"forward returns an object of type {', '.join(kinds)}, which cannot be taken apart into tensors, and no "

@@ -173,18 +173,35 @@ def _length(w: Restorable) -> int:
     return len(now) if isinstance(now, list) and len(now) == len(w.before) else 1
 
 
-def _ops(flat: FlatForward, tensors: list[torch.Tensor], mode: FakeTensorMode) -> list[Any]:
-    """The ops of one call, on which its results and what it writes depend, with their constants."""
+def written_outside(flat: FlatForward, tensors: list[torch.Tensor], mode: FakeTensorMode) -> list[torch.Tensor]:
+    """The tensors to which forward writes and which stand in no module, but for those that require grad."""
+    ran = _Ops()
+    with contextlib.suppress(Exception):
+        _run(flat, [mode.from_tensor(t) for t in tensors], mode, ran)
+    memory = {_memory(t) for t in ran.written}
+    return [
+        t for t in ran.outside if not t.requires_grad and not memory.isdisjoint(map(_memory, (t, mode.from_tensor(t))))
+    ]
+
+
+def _run(flat: FlatForward, tensors: list[torch.Tensor], mode: FakeTensorMode, ran: _Ops) -> tuple[dict[str, Any], Any]:
+    """(the fake parameters and buffers, the results) of one call on tensors without data. ran : notes its ops."""
     own: dict[str, torch.Tensor] = {
         f"model.{k}": mode.from_tensor(t) for k, t in [*flat.model.named_parameters(), *flat.model.named_buffers()]
     }
     cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)  # else the first call casts what later ones find
     try:
-        with mode, _Ops() as ran:
-            results = torch.func.functional_call(flat, own, tuple(tensors))
+        with mode, ran:
+            return own, torch.func.functional_call(flat, own, tuple(tensors))
     finally:
         torch.set_autocast_cache_enabled(cached)
+
+
+def _ops(flat: FlatForward, tensors: list[torch.Tensor], mode: FakeTensorMode) -> list[Any]:
+    """The ops of one call, on which its results and what it writes depend, with their constants."""
+    ran = _Ops()
+    own, results = _run(flat, tensors, mode, ran)
     live = {s for t in [*own.values(), *results] if (s := _memory(t)) is not None}
     found: list[Any] = [flat.questions]
     for op, given, made in reversed(ran.ops):
@@ -206,6 +223,8 @@ class _Ops(TorchDispatchMode):
         self.ops: list[
             tuple[Any, list[torch.Tensor], list[torch.Tensor]]
         ] = []  # the tensors keep their memory's address
+        self.written: list[torch.Tensor] = []
+        self.outside: dict[torch.Tensor, None] = {}  # real ones, which no operator of this call has made
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         leaves = pytree.tree_leaves((args, kwargs or {}))
@@ -216,8 +235,11 @@ class _Ops(TorchDispatchMode):
                 if given[0].dtype != torch.bool
                 else True
             )
+        if func is not torch.ops.aten.lift_fresh.default:  # which takes a tensor that forward makes of numbers
+            self.outside |= {t: None for t in given if type(t) in (torch.Tensor, torch.nn.Parameter)}
+        self.written += (written := written_by(func, args, kwargs or {}))
         out = func(*args, **(kwargs or {}))
         made = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
         told = [("%" if is_fake(x) else id(x)) if isinstance(x, torch.Tensor) else repr(x) for x in leaves]
-        self.ops.append(((str(func), *told), given, [*made, *written_by(func, args, kwargs or {})]))
+        self.ops.append(((str(func), *told), given, [*made, *written]))
         return out

@@ -26,8 +26,9 @@ from .program import build
 from .second import PlainAgain, Second
 
 LOOKS_AT_USE = 3  # at this use it is looked once whether a loop that may keep gradients has set them to None
-# Index of a tensor of the call; or (submodule, attribute). None is the module itself, to which no reference may be held.
-Origin = int | tuple[nn.Module | None, str]
+# Index of a tensor of the call; (submodule, attribute), where None is the module itself, to which no reference may be held;
+# or a tensor that stands in no module.
+Origin = int | tuple[nn.Module | None, str] | torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,8 @@ class BoundPlan:
         def find(origin: Origin) -> Any:
             if isinstance(origin, int):
                 return tensors[origin]
+            if isinstance(origin, torch.Tensor):
+                return origin
             owner, name = origin
             return getattr(model if owner is None else owner, name)
 
@@ -152,7 +155,11 @@ class BoundPlan:
         return _Origins(
             self.guards.modules or tuple(map(id, model.modules())),
             [
-                _owner(model, c.params.get(p) or c.buffers[p]) if p not in c.inputs else c.inputs[p]
+                c.inputs[p]
+                if p in c.inputs
+                else c.constants[p]
+                if p in c.constants
+                else _owner(model, c.params.get(p) or c.buffers[p])
                 for p in self.runner.given
             ],
             [(_owner(model, k), a.output, _origin(model, a.source)) for k, a in c.assigned.items()],

@@ -8,6 +8,7 @@ stages of the planned step: so they are added up as in eager.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ from ...errors import RekindleError
 from ...saying import notices
 from ..capture.inner_results import edges_behind
 from ..capture.left_out import taken_apart
+from ..capture.written_outside import InTheirPlace
 from ..operators import rules
 from ..operators.node_tensors import storage_bytes
 from ..private import backward_keeps_graph, backward_number, in_func_transform, stand_for_many, will_run
@@ -58,7 +60,9 @@ class PlainAgain:
     def __init__(self, model: nn.Module, traced: Trace, given: Sequence[fx.Node]):
         c = traced.lowered.captured
         self.model, self.trace, self.told = weakref.ref(model), traced, False
-        self.names = [c.params.get(p) or c.buffers.get(p) or f"argument {c.inputs[p]}" for p in given]
+        self.outside = {i: c.constants[p] for i, p in enumerate(given) if p in c.constants}  # see `written_outside`
+        names = {**c.params, **c.buffers, **{p: f"argument {k}" for p, k in c.inputs.items()}}
+        self.names = [names.get(p, "a tensor of no module") for p in given]
         self.arguments = {i: c.inputs[p] for i, p in enumerate(given) if p in c.inputs}
         self.trained = [i for i, p in enumerate(given) if p in c.gradients]
         written = {*c.mutations, *(p for w in c.writing.values() for p in w.placeholders)}
@@ -208,8 +212,9 @@ class Second:
                 f"an input of the call has been freed since. Keep it in a variable until this backward is over{stays}",
             )
         now: list[Any] = [
-            tensors[a.arguments[i]] if i in a.arguments else _find(model, k) for i, k in enumerate(a.names)
-        ]
+            tensors[a.arguments[i]] if i in a.arguments else a.outside[i] if i in a.outside else _find(model, k)
+            for i, k in enumerate(a.names)
+        ]  # fmt: skip
         self._check(now, asked)
         if not a.told:
             a.told = True
@@ -233,7 +238,9 @@ class Second:
             if changes := bool(c.dropped or c.effects):  # else forward changes no object
                 effects.watch()
             drawn = torch.random.fork_rng([d for d in self._random if d != "cpu"], enabled=bool(self._random))
-            with drawn, attributes_set(model, self._numbers), autocast_of(a.trace.key[-1]):
+            instead = {id(t): (t, new[i]) for i, t in a.outside.items()}
+            outside = InTheirPlace(instead) if instead else contextlib.nullcontext()
+            with drawn, outside, attributes_set(model, self._numbers), autocast_of(a.trace.key[-1]):
                 for device, state in self._random.items():
                     rng.restore(state, device)
                 try:

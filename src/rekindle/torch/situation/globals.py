@@ -86,14 +86,17 @@ class Globals:
             elif path[0] in vars(held):
                 self._follow(vars(held), path, f"the global {name}", table)
 
-    def _follow(self, holder: Mapping[str, Any], path: tuple[str, ...], where: str, table: Mapping[str, Any]) -> None:
+    def _follow(
+        self, holder: Mapping[str, Any] | type, path: tuple[str, ...], where: str, table: Mapping[str, Any]
+    ) -> None:
         """Guard the values that code reads along a path of names, attribute by attribute.
 
         holder : where the first name stands. where : the holder's name. table : the globals of the code.
         """
         for i, name in enumerate(path):
-            x, text = holder[name], f"{where}.{'.'.join(path[: i + 1])}"
             self._watch.name(holder, name)
+            x = (vars(holder) if isinstance(holder, type) else holder)[name]
+            text = f"{where}.{'.'.join(path[: i + 1])}"
             if isinstance(x, staticmethod | classmethod):
                 x = x.__func__
             if isinstance(x, _FUNCTIONS):
@@ -139,20 +142,20 @@ class Globals:
                 self._watch.slots.append((x, s))
 
 
-def _holder(x: Any, name: str) -> Mapping[str, Any] | None:
-    """The table in which Python finds the attribute; None: code computes it."""
+def _holder(x: Any, name: str) -> Mapping[str, Any] | type | None:
+    """The table, or the class, in which Python finds the attribute; None: code computes it."""
     own = getattr(x, "__dict__", None)
     if not isinstance(x, type) and isinstance(own, dict) and name in own:
         return own
     kinds = x.__mro__ if isinstance(x, type) else type(x).__mro__
-    return next((k.__dict__ for k in kinds if name in k.__dict__), None)
+    return next((k for k in kinds if name in k.__dict__), None)
 
 
-def _by_code(x: Any, name: str, holder: Mapping[str, Any]) -> bool:
+def _by_code(x: Any, name: str, holder: Mapping[str, Any] | type) -> bool:
     """Whether the attribute may depend on other fields of the object: a method, a property, a slot."""
-    if isinstance(x, type | types.ModuleType) or holder is getattr(x, "__dict__", None):
+    if isinstance(x, type | types.ModuleType) or not isinstance(holder, type):
         return False
-    return hasattr(type(holder[name]), "__get__")
+    return hasattr(type(vars(holder)[name]), "__get__")
 
 
 def _with_inner(f: Any) -> list[types.FunctionType]:

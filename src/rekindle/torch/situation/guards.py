@@ -39,7 +39,7 @@ class ModuleState:
         self.keys: dict[str, Key] = {}
         self._reads, self._ignored = reads, ignored
         modules = dict(model.named_modules())
-        self._watch = Watch({id(m) for m in modules.values()})
+        self.watch = Watch({id(m) for m in modules.values()})
         self._modules = [m for m in modules.values() if m is not model]
         self._of_root: Any = None  # getter of the guarded names in the module itself, whose `__dict__` is not kept
         self._tables: list[dict[str, Any]] = []  # of parameters
@@ -58,7 +58,7 @@ class ModuleState:
         self.keys["buffers that share memory"] = _sharing(held)
         self._read_globals(model)
         self.keys = {k: x for k, x in self.keys.items() if k not in ignored}
-        self._watch.close()
+        self.watch.close()
         self._seen = self._look(model)
 
     def unchanged(self, model: nn.Module) -> bool:
@@ -73,9 +73,13 @@ class ModuleState:
             and len(now[1]) == len(values)
             and all(map(is_, now[1], values))
             and now[2] == tensors
-            and self._watch.unchanged()
+            and self.watch.unchanged()
             and all(getattr(c, name, _MISSING) is x for (c, name), x in self._classes.items())
         )
+
+    def differences(self, model: nn.Module) -> list[str]:
+        """Names of the values that differ now, such as "drop.p"."""
+        return Expected(self._reads, self._ignored, self.keys).differences(model)
 
     def _look(self, model: nn.Module) -> tuple[int, list[Any], Any]:
         root = model.__dict__
@@ -95,6 +99,7 @@ class ModuleState:
     def _module(self, path: str, m: nn.Module, is_root: bool) -> None:
         own, prefix = m.__dict__, f"{path}." if path else ""
         names = None if self._reads is None else self._reads.get(path, frozenset())
+        of_class = {"forward", *(_methods(own_class(m)) if names is None else names)} - _OF_TORCH - {"*"}
         everything = names is None or "*" in names
         got = ["_parameters", "_buffers", "_modules"]
         for k, x in own.items():
@@ -106,7 +111,7 @@ class ModuleState:
                 self._tensor(prefix + k, None if is_root else own, k, x)
                 continue
             got.append(k)
-            self.keys[prefix + k] = key_of(x, self._watch)
+            self.keys[prefix + k] = key_of(x, self.watch)
             self._function(x)
         for k, t in m._buffers.items():
             if everything or k in names:  # type: ignore[operator]
@@ -114,24 +119,26 @@ class ModuleState:
         if is_root:
             self._of_root = itemgetter(*got)
         else:
-            self._watch.part(own, [*got, *HOOKS])
+            self.watch.part(own, [*got, *HOOKS])
             self._hooks(path, m)
-        self._watch.part(m._buffers, ())
-        (self._tables if m._parameters else self._watch.tables).append(m._parameters)
-        self._watch.tables.append(m._modules)
+        self.watch.part(m._buffers, ())
+        (self._tables if m._parameters else self.watch.tables).append(m._parameters)
+        self.watch.tables.append(m._modules)
         of_instance = own.keys() | m._parameters.keys() | m._buffers.keys() | m._modules.keys()
         of_instance -= {"forward"} if is_root else set()  # the planned forward stands there
-        for k in ({"forward", *(names or ())}) - of_instance - _OF_TORCH - {"*"}:
+        for k in of_class - of_instance:
             self.keys[prefix + k] = self._of_class(own_class(m), k)
-        for k in ({"forward", *(names or ())} & of_instance) - _OF_TORCH - {"*"}:
+        for k in of_class & of_instance:
             if hasattr(own_class(m), k):  # a function that stands in its place may call it
                 self.keys[f"{prefix}{k} of its class"] = self._of_class(own_class(m), k)
 
     def _of_class(self, kind: type, k: str) -> Key:
         if (kind, k) not in self._classes:
-            x = next((c.__dict__[k] for c in kind.__mro__ if k in c.__dict__), _MISSING)
+            owner = next((c for c in kind.__mro__ if k in c.__dict__), None)
+            x = _MISSING if owner is None else owner.__dict__[k]
+            self.watch.variables += [] if owner is None else [(owner, k)]
             self._classes[kind, k] = getattr(kind, k, _MISSING)
-            self._class_keys[kind, k] = None if x is _MISSING else key_of(x, self._watch)
+            self._class_keys[kind, k] = None if x is _MISSING else key_of(x, self.watch)
             self._function(x)
         return self._class_keys[kind, k]
 
@@ -148,9 +155,9 @@ class ModuleState:
         found = []
         for kind in HOOKS:
             table = getattr(m, kind)
-            self._watch.tables.append(table)
+            self.watch.tables.append(table)
             if table:
-                found.append((kind, tuple([key_of(h, self._watch) for h in table.values()])))
+                found.append((kind, tuple([key_of(h, self.watch) for h in table.values()])))
         if found:
             self.keys[f"the hooks of {path}"] = tuple(found)
 
@@ -162,13 +169,19 @@ class ModuleState:
 
     def _read_globals(self, model: nn.Module) -> None:
         """Guard the globals that forwards read, and plain class attributes whose names occur in their code."""
-        self.globals = Globals(self._functions.values(), self._watch, self._ignored)
+        self.globals = Globals(self._functions.values(), self.watch, self._ignored)
         self.keys |= self.globals.keys
         for kind in dict.fromkeys(k for m in [*self._modules, model] for k in type(m).__mro__ if not is_elsewhere(k)):
             for name, x in vars(kind).items():
                 if name in self.globals.names and not name.startswith("__") and is_simple(x):
                     self._of_class(kind, name)
                     self.keys[f"{kind.__qualname__}.{name}"] = self._class_keys[kind, name]
+
+
+def _methods(kind: type) -> list[str]:
+    """Names of the methods and properties of a class and its bases, but for those of Python itself and torch."""
+    kinds = (types.FunctionType, staticmethod, classmethod, property)
+    return [k for c in kind.__mro__ if not is_elsewhere(c) for k, x in vars(c).items() if isinstance(x, kinds)]
 
 
 def _kind(t: torch.Tensor | None) -> Key:

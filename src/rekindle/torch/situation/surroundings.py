@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,8 +29,22 @@ def surroundings() -> tuple[Any, ...]:
         (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled()),
         (torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled, precision.of_products()),
         tuple([_mode(m) for m in function_modes()]) if function_modes_number() else (),
-        tuple([key_of(h) for table in _HOOKS for h in table.values() if not is_torchs(h)]) if any(_HOOKS) else (),
+        tuple([key_of(h) for table in GLOBAL_HOOKS for h in table.values() if not is_torchs(h)])
+        if any(GLOBAL_HOOKS)
+        else (),
     )
+
+
+def flags() -> list[Any]:
+    """The settings of the process, but for autocast, by which operators choose dtypes and kernels."""
+    return [get() for get, _ in _FLAGS]
+
+
+def set_flags(found: list[Any]) -> None:
+    """Make settings as `flags` gave them the present ones."""
+    for (get, put), x in zip(_FLAGS, found, strict=True):
+        if get() != x:
+            put(x)
 
 
 @contextlib.contextmanager
@@ -59,7 +74,16 @@ def is_cast_once(t: torch.Tensor) -> bool:
 
 
 _KINDS = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)  # kinds of devices whose autocast counts here
-_HOOKS = [getattr(torch_module, f"_global{kind}") for kind in HOOKS]
+GLOBAL_HOOKS = [getattr(torch_module, f"_global{kind}") for kind in HOOKS]
+_CUDNN = [(torch.backends.cudnn, k) for k in ("enabled", "benchmark", "deterministic")]
+_FLAGS: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (precision.of_products, torch.set_float32_matmul_precision),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    *((getattr(torch.backends.cuda, f"{k}_enabled"), getattr(torch.backends.cuda, f"enable_{k}"))
+      for k in ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")),
+    *((partial(getattr, x, k), partial(setattr, x, k)) for x, k in ((torch.backends.mkldnn, "enabled"), *_CUDNN)),
+]  # fmt: skip
 
 
 def _mode(m: Any) -> Any:

@@ -31,11 +31,13 @@ from ..tensors.objects import (
     OBJECTS_MOST,
     PLAIN,
     cells_of,
+    content,
     entries,
     fields_of,
     function_in,
     is_elsewhere,
     is_simple,
+    put_back,
     slots_of,
 )
 
@@ -66,6 +68,8 @@ class Watch:
         self.rows: list[Any] = []
         self.cells: list[Any] = []
         self.slots: list[tuple[Any, str]] = []
+        self.tensors: list[torch.Tensor] = []
+        self.variables: list[tuple[type, str]] = []  # of classes
         self._named: dict[int, tuple[Mapping[str, Any], dict[str, None]]] = {}  # tables of which some names count
         self._getters: list[tuple[Mapping[str, Any], Any]] = []  # of the values under some names of a table
         self._counted: list[Mapping[str, Any]] = []
@@ -73,8 +77,11 @@ class Watch:
         self._held: list[Any] = []
         self._counts: list[Any] = []
 
-    def name(self, x: Mapping[str, Any], name: str) -> None:
-        """Watch the value under this name of a table."""
+    def name(self, x: Mapping[str, Any] | type, name: str) -> None:
+        """Watch the value under this name of a table, or in a class itself."""
+        if isinstance(x, type):
+            self.variables.append((x, name))
+            x = vars(x)
         self._named.setdefault(id(x), (x, {}))[1][name] = None
 
     def part(self, x: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -102,6 +109,20 @@ class Watch:
         except (RuntimeError, ValueError, KeyError):  # a container changed meanwhile; a cell is empty; a name is gone
             return False
         return len(now) == len(self._held) and all(map(is_, now, self._held)) and self._sizes() == self._counts
+
+    def ways_back(self) -> list[Callable[[], Any]]:
+        """Functions that put back what the places hold now, but for arrays that are not small."""
+        held = [x for x in (*self.tables, *self._empty, *self.rows) if not isinstance(x, frozenset)]
+        small = [x for x in self.arrays if hasattr(x, "flat") and x.nbytes <= KEPT_MOST_BYTES]  # of NumPy
+        named = [(t, get.__reduce__()[1]) for t, get in self._getters if isinstance(t, dict)]
+        return [
+            *(functools.partial(put_back, x, content(x)) for x in held),
+            *(functools.partial(t.update, {k: t[k] for k in names if k in t}) for t, names in named),
+            *(functools.partial(x.__setitem__, ..., x.copy()) for x in small if hasattr(x, "__setitem__")),
+            *(functools.partial(setattr, c, "cell_contents", c.cell_contents) for c in self.cells),
+            *(functools.partial(object.__setattr__, x, s, getattr(x, s)) for x, s in self.slots if hasattr(x, s)),
+            *(functools.partial(type.__setattr__, c, k, vars(c)[k]) for c, k in self.variables if k in vars(c)),
+        ]
 
     def _values(self) -> chain[Any]:
         cells = [c.cell_contents for c in self.cells]
@@ -160,13 +181,14 @@ class Walk:
         if isinstance(x, pathlib.PurePath):  # a path caches its text in itself when asked for it
             return (kind, str(x))
         if isinstance(x, torch.Tensor):
+            self.watch.tensors.append(x)
             return Same(x), tuple(x.shape), x.dtype, x.device, x.requires_grad
         self.left -= 1
         if isinstance(x, _NAMESPACES):
             return (Same(x), self.namespace(x))
         if isinstance(x, nn.Module) and id(x) not in self.watch.own and id(x) not in self.seen:
             return self._module(x, deep - 1)
-        if isinstance(x, _BY_IDENTITY) or deep <= 0 or self.left <= 0:
+        if isinstance(x, _BY_IDENTITY) or deep <= 0 or self.left <= 0 or kind.__module__.startswith("rekindle."):
             return Same(x)
         if id(x) in self.seen:
             return ("again", self.seen[id(x)])
@@ -230,6 +252,8 @@ class Walk:
         code = {k: f for k, v in [*held.items()] if type(f := function_in(v)) is types.FunctionType}
         plain = {k: v for k, v in [*held.items()] if k[:2] != "__" and is_simple(v)}
         self.watch.part(held, [*code, *plain])
+        if isinstance(x, type):
+            self.watch.variables += [(x, k) for k in (*code, *plain)]
         self.watch.functions += code.values()
         return (*[(k, Same(f)) for k, f in code.items()], *[(k, self.key(v)) for k, v in plain.items()])
 
@@ -243,6 +267,7 @@ class Walk:
         self.watch.functions.append(f)
         cells = cells_of(f)
         self.watch.cells += cells
+        self.watch.slots += [(f, k) for k in ("__defaults__", "__kwdefaults__") if getattr(f, k)]
         found = [self.key(c.cell_contents, deep) for c in cells]
         return (*found, self.key(f.__defaults__, deep), self.key(f.__kwdefaults__, deep))
 

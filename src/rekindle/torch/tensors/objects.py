@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import operator
 import sys
 import types
 from collections import OrderedDict, deque
@@ -145,6 +146,12 @@ def refill(x: Any, held: Any) -> None:
         set.update(x, held)
     else:
         kind.extend(x, held)
+
+
+def put_back(x: Any, held: Any) -> None:
+    """Make a list, deque, dict or set hold these very objects, unless it does."""
+    if not same_content(content(x), held, operator.is_):
+        refill(x, held)
 
 
 def same_entry(x: Any, y: Any) -> bool:

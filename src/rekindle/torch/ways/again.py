@@ -1,15 +1,13 @@
 """Parts that cannot be captured: their forward runs again in backward, from their inputs.
 
-Only a part whose forward does nothing but compute may run twice: it writes to no buffer or input, and changes no Python object,
-such as a list that it is given. It may set attributes of its modules to plain values, such as a count or a dtype: these are put
-back as they were, before the forward runs again and after it.
+Only a part whose forward does nothing but compute may run twice: it writes to no tensor that it has not made, and changes
+no Python object, such as a list that it is given. It may set attributes of its modules to plain values, such as a count.
 """
 
 from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,18 +15,27 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from ...errors import RekindleError
 from ...parts.plan import SaveRule
+from ...saying.frames import in_short, line_of, users_frame
 from .. import private
 from ..capture.flat import by_parameter
 from ..compiled.saved_results import contexts
 from ..measure.as_before import as_before
 from ..measure.caches import without_caches
 from ..measure.recording import Recorded
+from ..operators.hidden_writes import BATCH_NORMS, STATISTICS, TRAINING
 from ..run.own_forward import SwitchedForward
 from ..run.sample import copies, owned
 from ..tensors import tree
+from ..tensors.instrument import Instrument
 from ..tensors.lock import LOCK
+from ..tensors.op_tensors import memory_state, tensors_in, written_by
 from ..trace import plain_forward
+from .noted_state import NotedState, Outside
+
+WRITES = "writes to a tensor that it has not made"
+LIFT = torch.ops.aten.lift_fresh.default
 
 
 class AgainForward(SwitchedForward):
@@ -42,12 +49,18 @@ class AgainForward(SwitchedForward):
         super().__init__(model)
         self.rule, self.keeps_caches = rule, keeps_caches
         self._training = model.training
+        self.outside: Outside | None = None  # as the last call noted it
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AgainForward:
+        copied = super().__deepcopy__(memo)
+        copied.outside = None
+        return copied
 
     def _pickled(self) -> Any:
         return self.rule, self.keeps_caches, self._training, self.is_off
 
     def _unpickle(self, pickled: Any) -> None:
-        self.rule, self.keeps_caches, self._training, self.is_off = pickled
+        (self.rule, self.keeps_caches, self._training, self.is_off), self.outside = pickled, None
 
     @private.opaque_to_compile
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -62,64 +75,71 @@ class AgainForward(SwitchedForward):
         assert model is not None
         self.tally.ran += 1
         how: dict[str, Any] = {} if self.rule is None else {"context_fn": functools.partial(contexts, self.rule)}
-        again = _Rerun(model, self.plain, self.keeps_caches)
-        run = functools.partial(checkpoint, again, *args, use_reentrant=False, **how, **kwargs)
+        run = functools.partial(checkpoint, _Rerun(model, self), *args, use_reentrant=False, **how, **kwargs)
         return run() if self.copies is None else self.copies.run(model, (args, kwargs), run)
 
 
 class _Rerun:
-    """A forward that may run again: each time it finds the plain attributes of the first time, and later runs change none."""
+    """A forward that may run again: each time it finds the state of the first time, and later runs change none."""
 
-    def __init__(self, model: nn.Module, plain: Callable[..., Any], keeps_caches: bool):
-        self._model, self._plain, self._keeps_caches = model, plain, keeps_caches
-        self._before = _plain_attributes(model)
-        self._ran = False
+    def __init__(self, model: nn.Module, owner: AgainForward):
+        self._model, self._owner, self._plain = model, owner, owner.plain
+        self._noted: NotedState | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with without_caches(self._model, self._keeps_caches):
-            return self._run(*args, **kwargs)
-
-    def _run(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._ran:
-            self._ran = True
+        with without_caches(self._model, self._owner.keeps_caches):
+            if self._noted is not None:  # torch.utils.checkpoint ends it by an exception where all is recomputed
+                return self._noted.run(functools.partial(self._plain, *args, **kwargs))
+            self._noted = NotedState(self._model, self._owner.outside)
+            self._owner.outside = self._noted.outside
             return self._plain(*args, **kwargs)
-        now = _plain_attributes(self._model)
-        _put_back(self._before)
-        try:
-            # torch.utils.checkpoint ends it by an exception where all is recomputed
-            return self._plain(*args, **kwargs)
-        finally:
-            _put_back(now)
 
 
-def _plain_attributes(model: nn.Module) -> list[tuple[nn.Module, dict[str, Any]]]:
-    """The attributes of all modules that are plain values."""
-    return [(m, {k: x for k, x in m.__dict__.items() if isinstance(x, tree.PLAIN)}) for m in model.modules()]
-
-
-def _put_back(noted: list[tuple[nn.Module, dict[str, Any]]]) -> None:
-    for m, values in noted:
-        for k in [k for k, x in m.__dict__.items() if isinstance(x, tree.PLAIN) and k not in values]:
-            del m.__dict__[k]
-        m.__dict__.update(values)
-
-
-def only_computes(module: nn.Module, given: Recorded) -> bool:
-    """Whether a forward of the module changes nothing but what it returns, and plain attributes, so that it may run twice."""
+def more_than_computes(module: nn.Module, given: Recorded) -> str:
+    """What a forward of the module does beside what it returns and the plain attributes that it sets, so that it must not run
+    twice, in few words; "": nothing."""
     tensors = copies(given.call.tensors, owned(module))
     args, kwargs = given.call.form.arguments(tree.unflatten(tensors, given.call.spec))
     with given.surroundings(module), as_before(module, by_parameter(args, kwargs)) as before:
-        seen = [*tensors, *module.buffers(), *module.parameters()]
-        versions = [t._version for t in seen]
         python, numpy = random.getstate(), np.random.get_state(legacy=False)
-        with torch.no_grad(), private.scripted_refused(every=True):
+        nothing_saved = torch.autograd.graph.saved_tensors_hooks(lambda t: None, _not_saved)
+        with torch.enable_grad(), nothing_saved, private.scripted_refused(every=True), _Writes() as writes:
             plain_forward(module)(*args, **kwargs)
         plain = {
             f"{path}.{k}".lstrip(".") for path, m in module.named_modules() for k, x in m.__dict__.items()
             if isinstance(x, tree.PLAIN)
         }  # fmt: skip
         drew = python != random.getstate() or str(numpy) != str(np.random.get_state(legacy=False))
-        wrote = versions != [t._version for t in seen] or any(map(before.tensors.differs, seen))
+        wrote = any(map(before.tensors.differs, [*tensors, *module.buffers(), *module.parameters()]))
     effects, changes = before.effects, before.changes
     changed = changes.assigned or changes.collected or set(changes.other) - plain
-    return not (changed or effects.changed or effects.dropped or effects.drawn or drew or wrote)
+    if writes.line:
+        return f"{writes.line} {WRITES}"
+    if wrote or drew or changed or effects.changed or effects.dropped or effects.drawn:
+        return "changes more than its result"
+    return ""
+
+
+class _Writes(Instrument):
+    """Finds where code inside writes to a tensor that it has not made. line : "train.py:88"; "": nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = ""
+        self._made: set[Any] = set()  # weak references to storages: no other storage takes their addresses
+
+    def before(self, func: Any, args: Any, kwargs: Any) -> None:
+        if not isinstance(func, private.OpOverload):  # a call of functions, whose operators are not seen
+            return
+        hidden = [args[i] for i in STATISTICS if args[i] is not None] if func in BATCH_NORMS and args[TRAINING] else []
+        old = [t for t in (*written_by(func, args, kwargs), *hidden) if memory_state(t) not in self._made]
+        if old and not self.line:
+            self.line = in_short(line_of(frame)) if (frame := users_frame()) is not None else "its forward"
+
+    def after(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        given = set(map(memory_state, tensors_in([args, kwargs])))
+        self._made |= set(map(memory_state, tensors_in(out))) - (set() if func is LIFT else given)  # LIFT: of numbers
+
+
+def _not_saved(_: Any) -> Any:
+    raise RekindleError("forward asks for a tensor that was not saved")

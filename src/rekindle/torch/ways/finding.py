@@ -27,7 +27,7 @@ from ..situation.module_paths import is_marked
 from ..tensors.sharded import class_name, inside
 from ..trace import Trace, trace_call
 from ..undo.side_effects import ARGUMENT
-from .again import only_computes
+from .again import WRITES, more_than_computes
 from .varying import Varying
 
 
@@ -301,9 +301,12 @@ class Finder:
         if any(must for must in self.captured.must_save) or given.hooks != hooks_in(module):
             return False  # hooks that code around the call sets are gone when backward runs it again
         try:
-            return only_computes(module, given)
+            why = more_than_computes(module, given)
         except Exception:  # a forward that works only inside of the model's step
             return False
+        if WRITES in why and (line := f"{class_name(module)} ({why})") not in self.found.plain:
+            self.found.plain.append(line)
+        return not why
 
     def _add_uncalled(self) -> None:
         """Modules that this step left out, and that are like a part: another step may call them."""
