@@ -167,25 +167,34 @@ def mutations_of(t: torch.Tensor) -> int:
 
 
 @contextlib.contextmanager
-def checkpoints_noted(inside: Callable[[bool], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
-    """Context manager inside of which a forward that torch.utils.checkpoint runs lies in the context `inside`. That is told
-    whether backward draws the same random numbers again. While a call is traced, backward runs no forward again."""
-    module, kind = torch.utils.checkpoint, torch.utils.checkpoint.CheckpointFunction
-    own, reentrant = module._checkpoint_without_reentrant_generator, kind.forward
+def checkpoints_inside(context: Callable[[bool], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
+    """Context manager inside of which a forward that torch.utils.checkpoint runs lies in `context`. That is told whether backward
+    draws the same random numbers again. With use_reentrant=True it runs as a part of the graph around it, and not as a Function,
+    whose backward would run it again: gradients are the same, and no tensor gets one that has none there."""
+    module, kind, here = torch.utils.checkpoint, torch.utils.checkpoint.CheckpointFunction, threading.get_ident()
+    own, apply = module._checkpoint_without_reentrant_generator, kind.apply
 
     def generator(function: Any, preserve: bool = True, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        with inside(preserve):
+        with context(preserve):
             yield from own(function, preserve, *args, **kwargs)
 
-    def forward(ctx: Any, function: Any, preserve: bool, *args: Any) -> Any:
-        with inside(preserve):
-            return reentrant(ctx, function, preserve, *args)
+    def inline(function: Any, preserve: bool, *args: Any) -> Any:
+        if threading.get_ident() != here:
+            return apply(function, preserve, *args)
+        trained = [torch.is_tensor(x) and x.requires_grad for x in args]
+        with context(preserve), torch.set_grad_enabled(torch.is_grad_enabled() and any(trained)):
+            # Views, so that the gradients of an argument's uses inside are added up before those of its other uses.
+            made = function(*(x.view_as(x) if t else x for x, t in zip(args, trained, strict=True)))
+        if not isinstance(made, tuple):
+            return made
+        return tuple(x if torch.is_tensor(x) else tree_map_only(torch.Tensor, torch.Tensor.detach, x) for x in made)
 
-    module._checkpoint_without_reentrant_generator, kind.forward = generator, staticmethod(forward)  # type: ignore[assignment, method-assign]
+    module._checkpoint_without_reentrant_generator, kind.apply = generator, staticmethod(inline)  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
-        module._checkpoint_without_reentrant_generator, kind.forward = own, staticmethod(reentrant)  # type: ignore[assignment, method-assign]
+        module._checkpoint_without_reentrant_generator = own
+        del kind.apply
 
 
 # -- other machinery around a call -------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from ...model.plan import Plan
 from ...saying import notices
 from ..capture.left_out import as_if_left_out
 from ..capture.trace_errors import OF_FIRST_CALLS
-from ..private import disable_autocast, is_fake
+from ..private import checkpoints_inside, disable_autocast, is_fake
 from ..rewrite.closeness import loose
 from ..run.bound import BoundPlan
 from ..run.sample import copies, owned
@@ -108,7 +108,8 @@ def _step(
         attributes = (t for *_, t in plain_tensors(model))
         witness.expect([*twins, *model.parameters(), *model.buffers(), *attributes])
     with witness or contextlib.nullcontext():
-        loss = forward(twins)
+        with checkpoints_inside(lambda _: contextlib.nullcontext()):  # else torch lets no `autograd.grad` through them
+            loss = forward(twins)
         with disable_autocast():
             gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     by_name: dict[str, torch.Tensor | None] = dict(zip(leaves, gradients, strict=True))

@@ -191,7 +191,7 @@ class _Boundary(torch.autograd.Function):
         ctx.maybe_clear_saved_tensors()
         tangents = [grads[i] for i in runner.lowered.captured.tangents.values()]
         del grads
-        if torch.is_grad_enabled() or step.second.waits or stand_for_many(tangents):
+        if torch.is_grad_enabled() or step.second.waits or stand_for_many(tangents) or step.second.is_stale():
             step.start_again(tangents, ctx, anchor)
         else:
             step.start(saved, tangents)

@@ -23,8 +23,10 @@ from ..operators import rules
 from ..operators.node_tensors import storage_bytes
 from ..private import backward_keeps_graph, backward_number, in_func_transform, stand_for_many, will_run
 from ..situation.module_call import ModuleCall
-from ..situation.numbers import attributes_set, read, replaced
+from ..situation.guards import Guards
+from ..situation.numbers import Attribute, attributes_set, name_of, read, replaced
 from ..situation.surroundings import autocast_of
+from ..situation.values import is_of_plain, plain_of
 from ..tensors import rng, tree
 from ..trace import Trace, plain_forward
 from ..undo.attributes import Attributes
@@ -36,6 +38,7 @@ OLD_MOST_BYTES = (
     2**20
 )  # of tensors that forward reads and writes (a spectral norm's vectors), to keep old values of; a guess
 CREATE_GRAPH = "a backward with create_graph=True"
+LATE = "a backward whose code reads {}, which was set after forward,"
 BATCH = "a backward of a batch of gradients (is_grads_batched=True, vectorize=True or vmap)"
 _IN_TURN = "with create_graph=True that cannot be differentiated in turn"
 
@@ -52,11 +55,12 @@ class Term(NamedTuple):
 
 
 class PlainAgain:
-    """Runs the plain forward again for calls that a plan has run. given : the inputs of the plan's program."""
+    """Runs the plain forward again for calls that a plan has run. given : the inputs of the plan's program. guards : the plan's."""
 
-    def __init__(self, model: nn.Module, traced: Trace, given: Sequence[fx.Node]):
+    def __init__(self, model: nn.Module, traced: Trace, given: Sequence[fx.Node], guards: Guards):
         c = traced.lowered.captured
-        self.model, self.trace, self.told = weakref.ref(model), traced, False
+        self.model, self.trace, self.guards = weakref.ref(model), traced, guards
+        self.told: set[str] = set()  # reasons for which it ran
         self.names = [c.params.get(p) or c.buffers.get(p) or f"argument {c.inputs[p]}" for p in given]
         self.arguments = {i: c.inputs[p] for i, p in enumerate(given) if p in c.inputs}
         self.trained = [i for i, p in enumerate(given) if p in c.gradients]
@@ -90,11 +94,25 @@ class Second:
         self._leaves: dict[int, torch.Tensor] = {}  # input of the program -> the leaf that stands for it
         self._results: list[torch.Tensor] = []
         self._waiting: dict[int, list[Term]] = {}  # number of a backward call -> terms that its last part adds up
+        self._why = CREATE_GRAPH  # the backward for which forward runs again, in words
 
     @property
     def waits(self) -> bool:
         """Whether the backward that runs has come back to derivatives of this call."""
         return backward_number() in self._waiting
+
+    def is_stale(self) -> bool:
+        """Whether code that this backward runs would read another value than when the step was captured."""
+        a = self._again
+        model, late = a.model(), a.trace.expected.late
+        if not late or model is None:
+            return False
+        now = read([*self._numbers], None, model) if self._numbers else {}
+        found = [] if a.guards.hold(model) else a.trace.expected.differences(model)
+        found += [name_of(p, None) for p, x in self._numbers.items() if isinstance(p, Attribute) and (now or {}).get(p) != x]
+        if names := [k for k in found if k in late]:
+            self._why = LATE.format(names[0])
+        return bool(names)
 
     def gradients(
         self,
@@ -119,7 +137,7 @@ class Second:
             if many and self._random:
                 raise _refusal(BATCH, "it draws random numbers, which torch forbids there")
             try:
-                self._run(BATCH if many else CREATE_GRAPH)
+                self._run(BATCH if many else self._why)
             except RuntimeError as e:  # an autograd Function of the user's, say, inside of vmap
                 if not in_func_transform():
                     raise
@@ -171,8 +189,14 @@ class Second:
         model, tensors = a.model(), [t() for t in self._tensors]
         if model is None:
             raise _refusal(asked, "the module was deleted")
-        if changed := [k for k in a.trace.expected.differences(model) if k not in c.assigned]:
-            raise _refusal(asked, f"{changed[0]} has changed since")
+        expected, modules, before = a.trace.expected, dict(model.named_modules()), {}
+        for k in expected.differences(model):
+            if k in c.assigned or expected.early is not None and k not in expected.early:
+                continue
+            place, key = Attribute(*k.rpartition(".")[::2]), expected.keys.get(k)
+            if place.module not in modules or place.name not in vars(modules[place.module]) or not is_of_plain(key):
+                raise _refusal(asked, f"{k}, which forward reads, has changed since")
+            before[place] = plain_of(key)
         owner = None if self._owner is None else self._owner()
         if owner is not None and owner.is_checked:  # the model's forward takes them itself, in each step
             raise _refusal(asked, "then no plan of the module lowers the step's memory")
@@ -188,8 +212,8 @@ class Second:
             tensors[a.arguments[i]] if i in a.arguments else _find(model, k) for i, k in enumerate(a.names)
         ]
         self._check(now, asked)
-        if not a.told:
-            a.told = True
+        if asked not in a.told:
+            a.told.add(asked)
             notices.warn(
                 f"{asked} goes through the planned {type(model).__name__}: its own forward runs "
                 "again, plainly, and takes a plain step's memory, not the plan's"
@@ -210,7 +234,7 @@ class Second:
             if changes := bool(c.dropped or c.effects):  # else forward changes no object
                 effects.watch()
             drawn = torch.random.fork_rng([d for d in self._random if d != "cpu"], enabled=bool(self._random))
-            with drawn, attributes_set(model, self._numbers), autocast_of(a.trace.key[-1]):
+            with drawn, attributes_set(model, before | self._numbers), autocast_of(a.trace.key[-1]):
                 for device, state in self._random.items():
                     rng.restore(state, device)
                 try:

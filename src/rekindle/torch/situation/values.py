@@ -141,6 +141,17 @@ def _of_plain(x: Any) -> Key:
     return (kind, repr(x) if kind is slice else x)
 
 
+def is_of_plain(key: Key) -> bool:
+    """Whether `plain_of` knows the value of which this is the key."""
+    return isinstance(key, tuple) and len(key) == 2 and key[0] in _PLAIN_TYPES - {slice}
+
+
+def plain_of(key: Key) -> Any:
+    """The plain value of which this is the key."""
+    kind, x = key
+    return float.fromhex(x) if kind is float else x
+
+
 class Walk:
     """One walk through a value. An object met again is named by its number; all objects count towards the limits."""
 
