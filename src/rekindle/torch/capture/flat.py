@@ -193,7 +193,9 @@ class FlatForward(nn.Module):
     @property
     def in_backward(self) -> list[types.FunctionType]:
         """The user's functions that backward of the last run calls, without their closures, which hold its tensors."""
-        inside = [f for x in (*self.hooks, *(k.backward for k in self.functions)) for f in closure_of(x)]
+        tables = [t for m in self.model.modules() if m is not self.model for t in (m._backward_hooks, m._backward_pre_hooks)]
+        called = [*self.hooks, *(k.backward for k in self.functions), *(hook for t in tables for hook in t.values())]
+        inside = [f for x in called for f in closure_of(x)]
         return [
             types.FunctionType(f.__code__, f.__globals__, closure=tuple(types.CellType() for _ in f.__code__.co_freevars))
             for f in inside if isinstance(f, types.FunctionType) and not is_torchs(f)
