@@ -7,6 +7,7 @@ questions that torch's public names do not, and wrap one private name each.
 from __future__ import annotations
 
 import contextlib
+import functools
 import linecache
 import sys
 import threading
@@ -167,29 +168,19 @@ def mutations_of(t: torch.Tensor) -> int:
 
 
 @contextlib.contextmanager
-def checkpoints_inside(context: Callable[[bool], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
-    """Context manager inside of which a forward that torch.utils.checkpoint runs lies in `context`. That is told whether backward
-    draws the same random numbers again. With use_reentrant=True it runs as a part of the graph around it, and not as a Function,
-    whose backward would run it again: gradients are the same, and no tensor gets one that has none there."""
-    module, kind, here = torch.utils.checkpoint, torch.utils.checkpoint.CheckpointFunction, threading.get_ident()
+def checkpoints_run_by(context: Callable[[bool], contextlib.AbstractContextManager[Any]], reentrant: Any) -> Iterator[None]:
+    """Context manager inside of which a forward that torch.utils.checkpoint runs lies in `context`, which is told whether backward
+    draws the same random numbers again. With use_reentrant=True, `reentrant` runs it: a function of the Function's own `apply`,
+    and its arguments."""
+    module, kind = torch.utils.checkpoint, torch.utils.checkpoint.CheckpointFunction
     own, apply = module._checkpoint_without_reentrant_generator, kind.apply
 
     def generator(function: Any, preserve: bool = True, *args: Any, **kwargs: Any) -> Iterator[Any]:
         with context(preserve):
             yield from own(function, preserve, *args, **kwargs)
 
-    def inline(function: Any, preserve: bool, *args: Any) -> Any:
-        if threading.get_ident() != here:
-            return apply(function, preserve, *args)
-        trained = [torch.is_tensor(x) and x.requires_grad for x in args]
-        with context(preserve), torch.set_grad_enabled(torch.is_grad_enabled() and any(trained)):
-            # Views, so that the gradients of an argument's uses inside are added up before those of its other uses.
-            made = function(*(x.view_as(x) if t else x for x, t in zip(args, trained, strict=True)))
-        if not isinstance(made, tuple):
-            return made
-        return tuple(x if torch.is_tensor(x) else tree_map_only(torch.Tensor, torch.Tensor.detach, x) for x in made)
-
-    module._checkpoint_without_reentrant_generator, kind.apply = generator, staticmethod(inline)  # type: ignore[assignment, method-assign]
+    module._checkpoint_without_reentrant_generator = generator  # type: ignore[assignment]
+    kind.apply = staticmethod(functools.partial(reentrant, apply))  # type: ignore[method-assign]
     try:
         yield
     finally:

@@ -245,7 +245,7 @@ def trace_call(
     with LOCK.capturing(model):
         state, left_out = counted(model, options.optimizer, options.state_bytes)
         own = plain_forward(model) if forward is None else forward
-        call = calls.bind(own, args, kwargs)
+        call = replace(calls.bind(own, args, kwargs), inside=options.inside)
         reads = Reads()
         numbers = Numbers(tuple(inputs or ()))
         taken = stand_ins(numbers, inputs or {})

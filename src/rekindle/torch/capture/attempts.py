@@ -30,8 +30,11 @@ log = logging.getLogger(__name__)
 KINDS_MOST = 2
 NAMES_MOST = 2  # of tensors, in a message
 # Made once: torch keeps a context variable for each such object, and a thread's context never lets go of a variable.
-# Backward runs outside of autocast, as PyTorch recommends: inside, bias gradients would be summed in float32.
-_OUTSIDE_AUTOCAST = functorch_config.patch(backward_pass_autocast="off")
+# Whether backward runs inside of forward's autocast -> how it is traced. PyTorch recommends outside: inside, matrix products in
+# formulas of backward are cast too, and bias gradients of a GPU are summed in float32.
+_AUTOCAST = {
+    inside: functorch_config.patch(backward_pass_autocast=how) for inside, how in ((False, "off"), (True, "same_as_forward"))
+}
 # Random ops stay in the graph even if no op reads their numbers: in eager they advance the generator.
 _ALL_RANDOM = inductor_config.patch(fallback_random=True)
 
@@ -150,8 +153,8 @@ def _export(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[torch.
     flat.progress = 0
     try:
         with (
-            module_paths_recorded(flat.model), scripted_refused(), eager_composites(cudnn), _OUTSIDE_AUTOCAST, _ALL_RANDOM,
-            only_draws(),
+            module_paths_recorded(flat.model), scripted_refused(), eager_composites(cudnn), _AUTOCAST[flat.inside_autocast],
+            _ALL_RANDOM, only_draws(),
         ):  # fmt: skip
             joint = aot_export_joint_with_descriptors(stack, flat, tuple(tensors), {})
         if why := _checkpoint_refusal(flat, joint.graph_module.graph):

@@ -14,7 +14,7 @@ from torch import nn
 from ...ask import TraceOptions
 from ...errors import TraceError
 from ...saying.frames import ChangeFinder, in_short, line_of, users_frame
-from ..private import checkpoints_inside, is_fake, mutations_of, place_of
+from ..private import is_fake, mutations_of, place_of
 from ..situation import lru_caches
 from ..situation.callables import closure_of, line_that_sets
 from ..situation.hooks import described, is_torchs
@@ -26,6 +26,7 @@ from ..undo.attributes import Attributes, Changes, Kind, kind_of, tensors_in_att
 from .captured import Assigned
 from .eager_kernels import EagerLayout, one_cast_each
 from .extents import indices_for_masks
+from .inner_checkpoints import checkpoints_inside
 from .known_values import KnownValues, Question
 from .left_out import taken_apart
 from .trace_errors import lets_require_grad, moves
@@ -68,7 +69,7 @@ class FlatForward(nn.Module):
         self._held = {k: t for k, t in tensors_in_attributes(model).items() if not is_fake(t)}
         self._markers = (numbers or Numbers()).markers
         self._forward, self._spec = forward, spec
-        self._loss, self._unused = options.loss, options.unused
+        self._loss, self._unused, self.inside_autocast = options.loss, options.unused, options.inside
         # Name of each parameter, number of each input -> whether autocast casts it once; traced ones are no leaves.
         given: list[tuple[int | str, torch.Tensor]] = [*model.named_parameters(), *enumerate(sample)]
         self._once = {k: is_cast_once(t) for k, t in given if t.requires_grad and torch.is_autocast_cache_enabled()}

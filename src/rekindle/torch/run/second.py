@@ -18,14 +18,16 @@ from torch import fx, nn
 
 from ...errors import RekindleError
 from ...saying import notices
+from ..capture.captured import fake_result
 from ..capture.left_out import taken_apart
+from ..lowering.phases import phases
 from ..operators import rules
 from ..operators.node_tensors import storage_bytes
-from ..private import backward_keeps_graph, backward_number, in_func_transform, stand_for_many, will_run
+from ..private import backward_keeps_graph, backward_number, in_func_transform, pytree, stand_for_many, will_run
 from ..situation.module_call import ModuleCall
 from ..situation.guards import Guards
 from ..situation.numbers import Attribute, attributes_set, name_of, read, replaced
-from ..situation.surroundings import autocast_of
+from ..situation.surroundings import autocast_of, casts_now
 from ..situation.values import is_of_plain, plain_of
 from ..tensors import rng, tree
 from ..trace import Trace, plain_forward
@@ -38,6 +40,8 @@ OLD_MOST_BYTES = (
     2**20
 )  # of tensors that forward reads and writes (a spectral norm's vectors), to keep old values of; a guess
 CREATE_GRAPH = "a backward with create_graph=True"
+INSIDE = "a backward inside of the block of autocast (later calls get a plan for it)"
+OUTSIDE = "a backward outside of the block of autocast, after some inside of it (later calls get a plan for it),"
 LATE = "a backward whose code reads {}, which was set after forward,"
 BATCH = "a backward of a batch of gradients (is_grads_batched=True, vectorize=True or vmap)"
 _IN_TURN = "with create_graph=True that cannot be differentiated in turn"
@@ -73,6 +77,14 @@ class PlainAgain:
         draws = not traced.fake and any(rules.draws_random(n.target) for n in c.nodes)
         cuda = [f"cuda:{i}" for i in rng.cuda_indices(p.meta["val"] for p in given)]
         self.generators = ["cpu", *cuda] if draws else []
+        self._depends: dict[Any, bool] = {}
+
+    def depends_on(self, casts: tuple[tuple[str, torch.dtype], ...]) -> bool:
+        """Whether the captured backward would compute otherwise under this autocast, which is on: an op of it would be cast."""
+        if casts not in self._depends:
+            ops = phases(self.trace.as_captured.lowered.captured).backward
+            self._depends[casts] = self.trace.key[-1][-1] or any(map(_is_cast, ops))
+        return self._depends[casts]
 
 
 class Second:
@@ -102,14 +114,21 @@ class Second:
         return backward_number() in self._waiting
 
     def is_stale(self) -> bool:
-        """Whether code that this backward runs would read another value than when the step was captured."""
+        """Whether the backward that begins computes other than the captured one: it runs under another autocast, or code in it
+        would read another value."""
         a = self._again
+        casts, *_ = of_forward = a.trace.key[-1]
+        if (now := casts_now()) != (casts[:-1] if of_forward[-1] else ()) and a.depends_on(now):
+            self._why = INSIDE if now else OUTSIDE
+            if (owner := None if self._owner is None else self._owner()) is not None:
+                owner.inside = now == casts[:-1]
+            return True
         model, late = a.model(), a.trace.expected.late
         if not late or model is None:
             return False
-        now = read([*self._numbers], None, model) if self._numbers else {}
         found = [] if a.guards.hold(model) else a.trace.expected.differences(model)
-        found += [name_of(p, None) for p, x in self._numbers.items() if isinstance(p, Attribute) and (now or {}).get(p) != x]
+        numbers = read([*self._numbers], None, model) or {}
+        found += [name_of(p, None) for p, x in self._numbers.items() if isinstance(p, Attribute) and numbers.get(p) != x]
         if names := [k for k in found if k in late]:
             self._why = LATE.format(names[0])
         return bool(names)
@@ -299,6 +318,12 @@ class _Recorded(torch.autograd.Function):
             torch.zeros_like(anchor),
             *[next(back) if n else None for n in ctx.needs_input_grad[4:]],
         )
+
+
+def _is_cast(n: fx.Node) -> bool:
+    """Whether the autocast that is on casts arguments of an op."""
+    made, was = ([x.dtype for x in pytree.tree_leaves(y) if isinstance(x, torch.Tensor)] for y in (fake_result(n), n.meta["val"]))
+    return made != was
 
 
 def _is_read(p: fx.Node, wanted: set[fx.Node]) -> bool:

@@ -21,7 +21,7 @@ def surroundings() -> tuple[Any, ...]:
     It holds autocast, the default dtype, flags of torch's backends, function modes, and hooks on all modules.
     """
     cuda = torch.backends.cuda
-    cast = tuple([(k, torch.get_autocast_dtype(k)) for k in _KINDS if torch.is_autocast_enabled(k)])
+    cast = casts_now()
     return (
         (*cast, torch.is_autocast_cache_enabled()) if cast else (),
         torch.get_default_dtype(),
@@ -30,6 +30,11 @@ def surroundings() -> tuple[Any, ...]:
         tuple([_mode(m) for m in function_modes()]) if function_modes_number() else (),
         tuple([key_of(h) for table in _HOOKS for h in table.values() if not is_torchs(h)]) if any(_HOOKS) else (),
     )
+
+
+def casts_now() -> tuple[tuple[str, torch.dtype], ...]:
+    """(kind of device, dtype) of each kind under autocast."""
+    return tuple([(k, torch.get_autocast_dtype(k)) for k in _KINDS if torch.is_autocast_enabled(k)])
 
 
 @contextlib.contextmanager
