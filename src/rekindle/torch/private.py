@@ -168,10 +168,9 @@ def mutations_of(t: torch.Tensor) -> int:
 
 
 @contextlib.contextmanager
-def checkpoints_run_by(context: Callable[[bool], contextlib.AbstractContextManager[Any]], reentrant: Any) -> Iterator[None]:
-    """Context manager inside of which a forward that torch.utils.checkpoint runs lies in `context`, which is told whether backward
-    draws the same random numbers again. With use_reentrant=True, `reentrant` runs it: a function of the Function's own `apply`,
-    and its arguments."""
+def checkpoints_run_by(context: Callable[[bool], Any], reentrant: Callable[..., Any]) -> Iterator[None]:
+    """Inside, a forward that torch.utils.checkpoint runs lies in `context`, which is told whether backward draws the same
+    random numbers again. With use_reentrant=True, `reentrant` runs it, given the Function's own `apply` and its arguments."""
     module, kind = torch.utils.checkpoint, torch.utils.checkpoint.CheckpointFunction
     own, apply = module._checkpoint_without_reentrant_generator, kind.apply
 

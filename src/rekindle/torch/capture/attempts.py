@@ -32,9 +32,7 @@ NAMES_MOST = 2  # of tensors, in a message
 # Made once: torch keeps a context variable for each such object, and a thread's context never lets go of a variable.
 # Whether backward runs inside of forward's autocast -> how it is traced. PyTorch recommends outside: inside, matrix products in
 # formulas of backward are cast too, and bias gradients of a GPU are summed in float32.
-_AUTOCAST = {
-    inside: functorch_config.patch(backward_pass_autocast=how) for inside, how in ((False, "off"), (True, "same_as_forward"))
-}
+_AUTOCAST = [functorch_config.patch(backward_pass_autocast=how) for how in ("off", "same_as_forward")]
 # Random ops stay in the graph even if no op reads their numbers: in eager they advance the generator.
 _ALL_RANDOM = inductor_config.patch(fallback_random=True)
 

@@ -17,7 +17,7 @@ from ...saying.frames import ChangeFinder, in_short, line_of, users_frame
 from ..private import is_fake, mutations_of, place_of
 from ..situation import lru_caches
 from ..situation.callables import closure_of, line_that_sets
-from ..situation.hooks import described, is_torchs
+from ..situation.hooks import described, is_torchs, user_hooks
 from ..situation.numbers import Argument, Numbers, name_of
 from ..situation.surroundings import is_cast_once
 from ..tensors import tree
@@ -123,7 +123,8 @@ class FlatForward(nn.Module):
                 named: dict[Any, torch.Tensor] = {**dict(enumerate(tensors)), **dict(self.model.named_parameters())}
                 casts = one_cast_each(named, self._once)
                 watched, still = checkpoints_inside(self._inside_checkpoint), self._nothing_moved(tensors)
-                with casts as self.cast, layout, known, indices_for_masks(known.count), watched, still, hooks_noted(self.hooks):
+                masks, hung = indices_for_masks(known.count), hooks_noted(self.hooks)
+                with casts as self.cast, layout, known, masks, watched, still, hung:
                     made = taken_apart(self._forward(*args, **kwargs), owned, self._unused, self._loss)
                     self._refuse_new_parameters()
                     self._refuse_filled_marks()
@@ -178,7 +179,9 @@ class FlatForward(nn.Module):
         self.functions = list(dict.fromkeys(n._forward_cls for n in nodes))
         kinds = tree.PLAIN, torch.Tensor, torch.nn.Module
         self.held = frozenset(id(x) for n in nodes for x in vars(n).values() if not isinstance(x, kinds))
-        if (self.functions or self.hooks) and hidden:  # `backward()` runs code there; a search for gradients passes it over
+        if (
+            nodes or self.hooks
+        ) and hidden:  # `backward()` runs code there, and a search for the gradients of others does not
             trained = [t for t in copies if t.requires_grad]
             torch.autograd.grad(trained, hidden, [*map(torch.ones_like, trained)], retain_graph=True)
         for node in self._ends:
@@ -194,13 +197,11 @@ class FlatForward(nn.Module):
     @property
     def in_backward(self) -> list[types.FunctionType]:
         """The user's functions that backward of the last run calls, without their closures, which hold its tensors."""
-        tables = [t for m in self.model.modules() if m is not self.model for t in (m._backward_hooks, m._backward_pre_hooks)]
-        called = [*self.hooks, *(k.backward for k in self.functions), *(hook for t in tables for hook in t.values())]
-        inside = [f for x in called for f in closure_of(x)]
-        return [
-            types.FunctionType(f.__code__, f.__globals__, closure=tuple(types.CellType() for _ in f.__code__.co_freevars))
-            for f in inside if isinstance(f, types.FunctionType) and not is_torchs(f)
-        ]  # fmt: skip
+        of_modules = [fn for name, _, fn in user_hooks(self.model) if name.startswith("the backward")]
+        called = [f for x in (*self.hooks, *of_modules, *(k.backward for k in self.functions)) for f in closure_of(x)]
+        users = [f for f in called if isinstance(f, types.FunctionType) and not is_torchs(f)]
+        empty = [tuple(types.CellType() for _ in f.__code__.co_freevars) for f in users]
+        return [types.FunctionType(f.__code__, f.__globals__, closure=c) for f, c in zip(users, empty, strict=True)]
 
     def _marks(self) -> dict[str, Any]:
         """name -> (the tensor, how often it was written to, its Python attributes, its gradient), of parameters and buffers."""
@@ -313,7 +314,7 @@ _FUNCTIONS = {"function", "method", "builtin_function_or_method", "partial", "ty
 
 
 def _behind(nodes: list[Any], known: set[int]) -> tuple[list[Any], list[torch.Tensor]]:
-    """(the nodes of the user's autograd Functions behind nodes of autograd's graph, the leaves there whose ids are not `known`)."""
+    """(the nodes of the user's autograd Functions behind these, the leaves there whose ids are not `known`)."""
     functions, leaves, seen, stack = [], [], set(), list(nodes)
     while stack:
         node = stack.pop()
@@ -331,18 +332,21 @@ def _behind(nodes: list[Any], known: set[int]) -> tuple[list[Any], list[torch.Te
 @contextlib.contextmanager
 def hooks_noted(found: list[Any]) -> Iterator[None]:
     """Inside, `found` learns the functions that are hung on tensors as hooks."""
-    own = {k: getattr(torch.Tensor, k) for k in ("register_hook", "register_post_accumulate_grad_hook")}
+    kinds = ("register_hook", "register_post_accumulate_grad_hook")
+    own = [getattr(torch.Tensor, k) for k in kinds]
+
+    def put(registers: list[Any]) -> None:
+        for k, register in zip(kinds, registers, strict=True):
+            setattr(torch.Tensor, k, register)
 
     def noting(register: Any) -> Any:
-        return lambda t, hook: found.append(hook) or register(t, hook)
+        return lambda t, hook: (found.__iadd__([hook]), register(t, hook))[1]
 
-    for k, register in own.items():
-        setattr(torch.Tensor, k, noting(register))
+    put([*map(noting, own)])
     try:
         yield
     finally:
-        for k, register in own.items():
-            setattr(torch.Tensor, k, register)
+        put(own)
 
 
 def _tables(m: nn.Module) -> tuple[dict[str, Any], ...]:

@@ -14,10 +14,10 @@ from ..private import checkpoints_run_by, tree_map_only
 Context = Callable[[bool], contextlib.AbstractContextManager[Any]]
 
 
-def checkpoints_inside(context: Context = lambda _: contextlib.nullcontext()) -> contextlib.AbstractContextManager[None]:
-    """A context inside of which a forward that torch.utils.checkpoint runs lies in `context`. That is told whether backward draws
-    the same random numbers again. With use_reentrant=True it runs as a part of the graph around it, and not as a Function, whose
-    backward would run it again: gradients are the same, and tensors that get none there get none."""
+def checkpoints_inside(context: Context = contextlib.nullcontext) -> contextlib.AbstractContextManager[None]:
+    """A context inside of which a forward that torch.utils.checkpoint runs lies in `context`. It is told whether backward draws
+    the same random numbers again. With use_reentrant=True the forward runs as a part of the graph around it, and not in a
+    Function, whose backward would run it again: gradients are the same, and tensors that get none there get none."""
     here = threading.get_ident()
 
     def inline(apply: Any, function: Any, preserve: bool, *args: Any) -> Any:

@@ -161,8 +161,8 @@ class SwitchedForward(InPlaceOfForward):
 
 
 def autocast_of_backward(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
-    """A context for a backward that is no training, called where forward is: autocast is off in it, as PyTorch recommends, unless
-    the loop calls backward inside of its block."""
+    """A context for a backward that is no training and runs where forward does: autocast is off in it, as PyTorch recommends,
+    unless the loop calls backward inside of its block."""
     inside = any(getattr(vars(m).get("forward"), "inside", False) for m in model.modules())
     return contextlib.nullcontext() if inside else private.disable_autocast()
 

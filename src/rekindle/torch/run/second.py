@@ -24,11 +24,11 @@ from ..lowering.phases import phases
 from ..operators import rules
 from ..operators.node_tensors import storage_bytes
 from ..private import backward_keeps_graph, backward_number, in_func_transform, pytree, stand_for_many, will_run
-from ..situation.module_call import ModuleCall
 from ..situation.guards import Guards
+from ..situation.module_call import ModuleCall
 from ..situation.numbers import Attribute, attributes_set, name_of, read, replaced
 from ..situation.surroundings import autocast_of, casts_now
-from ..situation.values import is_of_plain, plain_of
+from ..situation.values import plain_of
 from ..tensors import rng, tree
 from ..trace import Trace, plain_forward
 from ..undo.attributes import Attributes
@@ -40,8 +40,7 @@ OLD_MOST_BYTES = (
     2**20
 )  # of tensors that forward reads and writes (a spectral norm's vectors), to keep old values of; a guess
 CREATE_GRAPH = "a backward with create_graph=True"
-INSIDE = "a backward inside of the block of autocast (later calls get a plan for it)"
-OUTSIDE = "a backward outside of the block of autocast, after some inside of it (later calls get a plan for it),"
+OTHER_AUTOCAST = "a backward under another autocast than its plan was made for"
 LATE = "a backward whose code reads {}, which was set after forward,"
 BATCH = "a backward of a batch of gradients (is_grads_batched=True, vectorize=True or vmap)"
 _IN_TURN = "with create_graph=True that cannot be differentiated in turn"
@@ -59,7 +58,7 @@ class Term(NamedTuple):
 
 
 class PlainAgain:
-    """Runs the plain forward again for calls that a plan has run. given : the inputs of the plan's program. guards : the plan's."""
+    """Runs the plain forward again for calls that a plan has run. given : inputs of its program. guards : the plan's."""
 
     def __init__(self, model: nn.Module, traced: Trace, given: Sequence[fx.Node], guards: Guards):
         c = traced.lowered.captured
@@ -119,7 +118,7 @@ class Second:
         a = self._again
         casts, *_ = of_forward = a.trace.key[-1]
         if (now := casts_now()) != (casts[:-1] if of_forward[-1] else ()) and a.depends_on(now):
-            self._why = INSIDE if now else OUTSIDE
+            self._why = OTHER_AUTOCAST + ", for which later calls get a plan," * (not now or now == casts[:-1])
             if (owner := None if self._owner is None else self._owner()) is not None:
                 owner.inside = now == casts[:-1]
             return True
@@ -128,7 +127,9 @@ class Second:
             return False
         found = [] if a.guards.hold(model) else a.trace.expected.differences(model)
         numbers = read([*self._numbers], None, model) or {}
-        found += [name_of(p, None) for p, x in self._numbers.items() if isinstance(p, Attribute) and numbers.get(p) != x]
+        found += [
+            name_of(p, None) for p, x in self._numbers.items() if isinstance(p, Attribute) and numbers.get(p) != x
+        ]
         if names := [k for k in found if k in late]:
             self._why = LATE.format(names[0])
         return bool(names)
@@ -208,14 +209,14 @@ class Second:
         model, tensors = a.model(), [t() for t in self._tensors]
         if model is None:
             raise _refusal(asked, "the module was deleted")
-        expected, modules, before = a.trace.expected, dict(model.named_modules()), {}
-        for k in expected.differences(model):
-            if k in c.assigned or expected.early is not None and k not in expected.early:
+        expected, modules, before = a.trace.expected, dict(model.named_modules()), dict(self._numbers)
+        for name in expected.differences(model):
+            if name in c.assigned or expected.early is not None and name not in expected.early:
                 continue
-            place, key = Attribute(*k.rpartition(".")[::2]), expected.keys.get(k)
-            if place.module not in modules or place.name not in vars(modules[place.module]) or not is_of_plain(key):
-                raise _refusal(asked, f"{k}, which forward reads, has changed since")
+            place, key = Attribute(*name.rpartition(".")[::2]), expected.keys.get(name)
             before[place] = plain_of(key)
+            if before[place] is key or place.name not in vars(modules.get(place.module, a)):
+                raise _refusal(asked, f"{name}, which forward reads, has changed since")
         owner = None if self._owner is None else self._owner()
         if owner is not None and owner.is_checked:  # the model's forward takes them itself, in each step
             raise _refusal(asked, "then no plan of the module lowers the step's memory")
@@ -253,7 +254,7 @@ class Second:
             if changes := bool(c.dropped or c.effects):  # else forward changes no object
                 effects.watch()
             drawn = torch.random.fork_rng([d for d in self._random if d != "cpu"], enabled=bool(self._random))
-            with drawn, attributes_set(model, before | self._numbers), autocast_of(a.trace.key[-1]):
+            with drawn, attributes_set(model, before), autocast_of(a.trace.key[-1]):
                 for device, state in self._random.items():
                     rng.restore(state, device)
                 try:
@@ -322,8 +323,8 @@ class _Recorded(torch.autograd.Function):
 
 def _is_cast(n: fx.Node) -> bool:
     """Whether the autocast that is on casts arguments of an op."""
-    made, was = ([x.dtype for x in pytree.tree_leaves(y) if isinstance(x, torch.Tensor)] for y in (fake_result(n), n.meta["val"]))
-    return made != was
+    made, was = (pytree.tree_leaves(x) for x in (fake_result(n), n.meta["val"]))
+    return [x.dtype for x in made if torch.is_tensor(x)] != [x.dtype for x in was if torch.is_tensor(x)]
 
 
 def _is_read(p: fx.Node, wanted: set[fx.Node]) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -189,33 +189,28 @@ def _sharing(tensors: list[torch.Tensor | None]) -> Key:
     return None if len(set(at)) == len(at) else tuple([first.setdefault(a, i) for i, a in enumerate(at)])
 
 
-@dataclass(frozen=True)
-class InBackward:
-    """The user's code that a step runs in backward: its autograd Functions, and the hooks that forward hangs on tensors.
+class InBackward(NamedTuple):
+    """The user's code that a step runs in backward: autograd Functions, and hooks that forward hangs on tensors.
 
     functions : the code, without its closures. held : ids of objects that forward leaves to it. reads : path of a submodule ->
     names of the attributes that it read.
     """
 
-    functions: Sequence[types.FunctionType]
-    held: Collection[int]
-    reads: Mapping[str, Collection[str]]
+    functions: Sequence[types.FunctionType] = ()
+    held: Collection[int] = ()
+    reads: Mapping[str, Collection[str]] = types.MappingProxyType({})
 
-    def __bool__(self) -> bool:
-        return bool(self.functions or self.reads)
+    def values(self, model: nn.Module, every: ModuleState, ignored: frozenset[str]) -> frozenset[str]:
+        """As `Expected.late`. every : all that forward and this code read."""
+        found = {f"{path}.{k}".lstrip(".") for path, names in self.reads.items() for k in names}
+        found |= Globals(self.functions, Watch(), ignored).keys.keys()
+        for path, m in model.named_modules():
+            found |= {f"{path}.{k}".lstrip(".") for k, x in vars(m).items() if id(x) in self.held}
+        whole = [text for i, text in every.globals.whole.items() if i in self.held]
+        return frozenset(found | {k for k in every.keys for text in whole if k == text or k.startswith(f"{text}.")})
 
-    def values(
-        self, model: nn.Module, reads: Mapping[str, Iterable[str]], state: ModuleState, ignored: frozenset[str]
-    ) -> tuple[frozenset[str], frozenset[str]]:
-        """(`Expected.late`, `Expected.early`). reads : of forward. state : with all that forward and this code read."""
-        only_forward = {path: frozenset(found) for path, found in reads.items()}
-        of_forward = ModuleState(model, only_forward, ignored, {f.__code__ for f in self.functions}).keys
-        names = {f"{path}.{k}".lstrip(".") for path, found in self.reads.items() for k in found}
-        names |= Globals(self.functions, Watch(), ignored).keys.keys()
-        names |= {f"{path}.{k}".lstrip(".") for path, m in model.named_modules() for k, x in vars(m).items() if id(x) in self.held}
-        whole = [text for i, text in state.globals.whole.items() if i in self.held]
-        names |= {k for k in state.keys for text in whole if k == text or k.startswith(f"{text}.")}
-        return frozenset(names), frozenset(of_forward)
+
+NOTHING = InBackward()
 
 
 @dataclass(frozen=True)
@@ -241,23 +236,27 @@ class Expected:
         reads: Mapping[str, Iterable[str]] | None = None,
         ignored: Iterable[str] = (),
         written: Collection[Any] = (),
-        backward: InBackward | None = None,
+        backward: InBackward = NOTHING,
     ) -> Expected:
         """The present state of the module.
 
         written : places outside of it that forward changes itself, as in `SideEffects.written`; they are ignored too.
         backward : the code that runs in backward.
         """
-        late = backward.reads if backward else {}
-        names: dict[str, frozenset[str]] | None = None
-        if reads is not None:
-            names = {path: frozenset({*reads.get(path, ()), *late.get(path, ())}) for path in {**reads, **late}}
-        left_out = frozenset(ignored)
-        state = ModuleState(model, names, left_out)
+        early = {path: frozenset(found) for path, found in (reads or {}).items()}
+        names = {
+            path: early.get(path, frozenset()).union(backward.reads.get(path, ()))
+            for path in {**early, **backward.reads}
+        }
+        every, left_out = None if reads is None else names, frozenset(ignored)
+        state = ModuleState(model, every, left_out)
         if more := state.globals.written(written):
             left_out |= more
-            state = ModuleState(model, names, left_out)
-        return cls(names, left_out, state.keys, *backward.values(model, reads or {}, state, left_out) if backward else ())
+            state = ModuleState(model, every, left_out)
+        if not (backward.functions or backward.reads):
+            return cls(every, left_out, state.keys)
+        of_forward = ModuleState(model, early, left_out, {f.__code__ for f in backward.functions}).keys
+        return cls(every, left_out, state.keys, backward.values(model, state, left_out), frozenset(of_forward))
 
     def differences(self, model: nn.Module) -> list[str]:
         """Names of the values that differ now, such as "drop.p"."""

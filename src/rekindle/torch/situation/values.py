@@ -141,15 +141,11 @@ def _of_plain(x: Any) -> Key:
     return (kind, repr(x) if kind is slice else x)
 
 
-def is_of_plain(key: Key) -> bool:
-    """Whether `plain_of` knows the value of which this is the key."""
-    return isinstance(key, tuple) and len(key) == 2 and key[0] in _PLAIN_TYPES - {slice}
-
-
 def plain_of(key: Key) -> Any:
-    """The plain value of which this is the key."""
-    kind, x = key
-    return float.fromhex(x) if kind is float else x
+    """The plain value of which this is the key, or the key itself where it is of another value."""
+    if not isinstance(key, tuple) or len(key) != 2 or key[0] not in _PLAIN_TYPES or key[0] is slice:
+        return key
+    return float.fromhex(key[1]) if key[0] is float else key[1]
 
 
 class Walk:
