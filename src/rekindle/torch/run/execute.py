@@ -94,15 +94,18 @@ class TrainingStep:
         retain = backward_keeps_graph()
         self.generator = self.runner.program.backward(saved, tangents, self.rng, self.out, retain, apart)
 
-    def start_again(self, tangents: list[Any], boundary: Any, anchor: torch.Tensor) -> None:
-        """Begin a backward by the module's own forward. Gradients of stages that it does not reach would live on."""
+    def start_again(self, tangents: list[Any], boundary: Any, anchor: torch.Tensor) -> bool:
+        """Begin a backward by the module's own forward, and return whether it could. Gradients of stages that it does not reach
+        would live on."""
         self.runner.waiting.discard(self)
         if self.shared is not None:
             self.shared.begun = backward_number()
         given = dict(zip(self.runner.lowered.captured.tangents.values(), tangents, strict=True))
         reached = {n.j: self.runner.stage_inputs[n.j] for n in stages_after(boundary) if will_run(n)}
         casts = [(j, at) for j in reached for at, _ in self.runner.casts_of_stage[j]] if self.shared else []
-        self.differentiated = self.second.gradients(given, reached, casts, anchor)
+        made = self.second.gradients(given, reached, casts, anchor)
+        self.differentiated = made or {}
+        return made is not None
 
     def stage(self, j: int) -> list[Any]:
         """Run stage j and take its gradients."""
@@ -191,9 +194,8 @@ class _Boundary(torch.autograd.Function):
         ctx.maybe_clear_saved_tensors()
         tangents = [grads[i] for i in runner.lowered.captured.tangents.values()]
         del grads
-        if torch.is_grad_enabled() or step.second.waits or stand_for_many(tangents) or step.second.is_stale():
-            step.start_again(tangents, ctx, anchor)
-        else:
+        other = torch.is_grad_enabled() or step.second.waits or stand_for_many(tangents) or step.second.is_stale()
+        if not (other and step.start_again(tangents, ctx, anchor)):
             step.start(saved, tangents)
         return None, _token(runner.device)
 

@@ -8,9 +8,11 @@ stages of the planned step: so they are added up as in eager.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -41,6 +43,7 @@ OLD_MOST_BYTES = (
 )  # of tensors that forward reads and writes (a spectral norm's vectors), to keep old values of; a guess
 CREATE_GRAPH = "a backward with create_graph=True"
 OTHER_AUTOCAST = "a backward under another autocast than its plan was made for"
+GLOBAL = "the global "  # how names of globals begin in `Expected.keys`
 LATE = "a backward whose code reads {}, which was set after forward,"
 BATCH = "a backward of a batch of gradients (is_grads_batched=True, vectorize=True or vmap)"
 _IN_TURN = "with create_graph=True that cannot be differentiated in turn"
@@ -134,7 +137,17 @@ class Second:
             self._why = LATE.format(names[0])
         return bool(names)
 
-    def gradients(
+    def gradients(self, *given: Any) -> dict[int, list[Any]] | None:
+        """As `made_again`; None: that takes more memory than there is, and the planned backward has numbers that are close."""
+        try:
+            return self.made_again(*given)
+        except torch.OutOfMemoryError:
+            if not self._why.startswith(OTHER_AUTOCAST):
+                raise
+        notices.warn(f"{OTHER_AUTOCAST} does not fit the memory; the planned one runs, and gradients have its bits")
+        return None
+
+    def made_again(
         self,
         tangents: Mapping[int, Any],
         stages: Mapping[int, Sequence[int]],
@@ -209,14 +222,15 @@ class Second:
         model, tensors = a.model(), [t() for t in self._tensors]
         if model is None:
             raise _refusal(asked, "the module was deleted")
-        expected, modules, before = a.trace.expected, dict(model.named_modules()), dict(self._numbers)
+        expected, before = a.trace.expected, {}
         for name in expected.differences(model):
             if name in c.assigned or expected.early is not None and name not in expected.early:
                 continue
-            place, key = Attribute(*name.rpartition(".")[::2]), expected.keys.get(name)
-            before[place] = plain_of(key)
-            if before[place] is key or place.name not in vars(modules.get(place.module, a)):
+            key = expected.keys.get(name)
+            holder, leaf = _holder(model, name)
+            if leaf not in getattr(holder, "__dict__", ()) or (x := plain_of(key)) is key:
                 raise _refusal(asked, f"{name}, which forward reads, has changed since")
+            before[holder, leaf] = x
         owner = None if self._owner is None else self._owner()
         if owner is not None and owner.is_checked:  # the model's forward takes them itself, in each step
             raise _refusal(asked, "then no plan of the module lowers the step's memory")
@@ -254,7 +268,7 @@ class Second:
             if changes := bool(c.dropped or c.effects):  # else forward changes no object
                 effects.watch()
             drawn = torch.random.fork_rng([d for d in self._random if d != "cpu"], enabled=bool(self._random))
-            with drawn, attributes_set(model, before), autocast_of(a.trace.key[-1]):
+            with drawn, attributes_set(model, self._numbers), _values_set(before), autocast_of(a.trace.key[-1]):
                 for device, state in self._random.items():
                     rng.restore(state, device)
                 try:
@@ -336,6 +350,29 @@ def _is_read(p: fx.Node, wanted: set[fx.Node]) -> bool:
                 found.add(u)
                 stack.append(u)
     return not found.isdisjoint(wanted)
+
+
+def _holder(model: nn.Module, name: str) -> tuple[Any, str]:
+    """(module, class or object, attribute in it) of a value with this name in `Expected.keys`; None: they are not known."""
+    path, _, leaf = name.removeprefix(GLOBAL).rpartition(".")
+    if not name.startswith(GLOBAL):
+        return dict(model.named_modules()).get(path), leaf
+    steps = path.split(".")
+    at = next((i for i in range(len(steps), 0, -1) if ".".join(steps[:i]) in sys.modules), 0)
+    return functools.reduce(lambda x, k: getattr(x, k, None), steps[at:], sys.modules.get(".".join(steps[:at]))), leaf
+
+
+@contextlib.contextmanager
+def _values_set(values: Mapping[tuple[Any, str], Any]) -> Iterator[None]:
+    """Inside, these attributes of modules, classes and objects have these values."""
+    now = {place: getattr(*place) for place in values}
+    try:
+        for place, x in values.items():
+            setattr(*place, x)
+        yield
+    finally:
+        for place, x in now.items():
+            setattr(*place, x)
 
 
 def _find(model: nn.Module, name: str) -> Any:
