@@ -95,8 +95,7 @@ class TrainingStep:
         self.generator = self.runner.program.backward(saved, tangents, self.rng, self.out, retain, apart)
 
     def start_again(self, tangents: list[Any], boundary: Any, anchor: torch.Tensor) -> bool:
-        """Begin a backward by the module's own forward, and return whether it could. Gradients of stages that it does not reach
-        would live on."""
+        """Begin a backward by the module's own forward, if it can. Gradients of stages that it does not reach would live on."""
         self.runner.waiting.discard(self)
         if self.shared is not None:
             self.shared.begun = backward_number()
