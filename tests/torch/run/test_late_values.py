@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import rekindle
+from marks import sweep
 from rekindle import RekindleError
 
 CONFIG, SCALE = {"scale": 1.0}, 1.0
@@ -115,3 +116,11 @@ def test_an_object_that_forward_hands_on_must_not_change() -> None:
 def test_parts_and_copies_on_the_host_do_the_same() -> None:
     plain, planned, x = pair("class", offload=True)
     assert all(map(torch.equal, gradients(plain, x, 7.0), gradients(planned, x, 7.0)))
+
+
+@sweep
+def test_compiled_code_refuses_what_was_set_after_forward() -> None:
+    _, planned, x = pair("hook", compile=True)
+    gradients(planned, x, 1.0)
+    with pytest.raises(RekindleError, match="was set after forward, and code in backward of Net may read it"):
+        gradients(planned, x, 7.0)

@@ -38,7 +38,7 @@ class Globals:
 
     keys : name of a guarded value, such as "the global net.CONFIG.scale" -> a key of the value.
     names : all names in the code of the functions, of attributes too.
-    whole : id of an object that counts whole -> its name.
+    whole : id of an object that counts whole -> its name. backward : functions of autograd Functions that backward runs.
 
     functions : where to begin. watch : learns the places of the values. ignored : names to leave out of `keys`. apart : code
     that does not count, nor does that of autograd Functions in backward.
@@ -54,6 +54,7 @@ class Globals:
         self.keys: dict[str, Key] = {}
         self.names: set[str] = set()
         self.whole: dict[int, str] = {}
+        self.backward: list[types.FunctionType] = []
         self._watch, self._ignored, self._apart = watch, ignored, apart
         # Of fields of objects: name in `keys`, and the places that hold its value.
         self._places: list[tuple[str, set[Any]]] = []
@@ -114,6 +115,7 @@ class Globals:
                 self.keys[text] = key_of(x, self._watch)
                 return
             if isinstance(x, type) and issubclass(x, torch.autograd.Function):  # autograd calls its methods
+                self.backward += [g for g in _with_inner(x.backward) if _is_followed(g, table)]
                 methods = [f for k, f in vars(x).items() if not (self._apart and k == "backward")]
                 self._pending += [g for f in methods for g in _with_inner(f) if _is_followed(g, table)]
             found = None if i + 1 == len(path) or is_elsewhere(x) else _holder(x, path[i + 1])
