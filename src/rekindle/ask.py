@@ -221,6 +221,7 @@ class TraceOptions:
     unused : names of results that the training loop does not read; planned calls return None in their place.
     gradients : "kept", "fresh" or "consumed": how the training loop treats gradients.
     compile : how the parts of the model are compiled; None: nothing is compiled.
+    inside : backward runs inside of the block of autocast in which forward runs.
     """
 
     loss: str = "auto"
@@ -232,6 +233,7 @@ class TraceOptions:
     unused: tuple[str, ...] = ()
     gradients: str = "kept"
     compile: CompileOptions | None = None
+    inside: bool = False
 
     @property
     def unused_by_parts(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ questions that torch's public names do not, and wrap one private name each.
 from __future__ import annotations
 
 import contextlib
+import functools
 import linecache
 import sys
 import threading
@@ -167,25 +168,23 @@ def mutations_of(t: torch.Tensor) -> int:
 
 
 @contextlib.contextmanager
-def checkpoints_noted(inside: Callable[[bool], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
-    """Context manager inside of which a forward that torch.utils.checkpoint runs lies in the context `inside`. That is told
-    whether backward draws the same random numbers again. While a call is traced, backward runs no forward again."""
+def checkpoints_run_by(context: Callable[[bool], Any], reentrant: Callable[..., Any]) -> Iterator[None]:
+    """Inside, a forward that torch.utils.checkpoint runs lies in `context`, which is told whether backward draws the same
+    random numbers again. With use_reentrant=True, `reentrant` runs it, given the Function's own `apply` and its arguments."""
     module, kind = torch.utils.checkpoint, torch.utils.checkpoint.CheckpointFunction
-    own, reentrant = module._checkpoint_without_reentrant_generator, kind.forward
+    own, apply = module._checkpoint_without_reentrant_generator, kind.apply
 
     def generator(function: Any, preserve: bool = True, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        with inside(preserve):
+        with context(preserve):
             yield from own(function, preserve, *args, **kwargs)
 
-    def forward(ctx: Any, function: Any, preserve: bool, *args: Any) -> Any:
-        with inside(preserve):
-            return reentrant(ctx, function, preserve, *args)
-
-    module._checkpoint_without_reentrant_generator, kind.forward = generator, staticmethod(forward)  # type: ignore[assignment, method-assign]
+    module._checkpoint_without_reentrant_generator = generator  # type: ignore[assignment]
+    kind.apply = staticmethod(functools.partial(reentrant, apply))  # type: ignore[method-assign]
     try:
         yield
     finally:
-        module._checkpoint_without_reentrant_generator, kind.forward = own, staticmethod(reentrant)  # type: ignore[assignment, method-assign]
+        module._checkpoint_without_reentrant_generator = own
+        del kind.apply
 
 
 # -- other machinery around a call -------------------------------------------------------------------------------------

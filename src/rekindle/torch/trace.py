@@ -40,7 +40,7 @@ from .operators.node_tensors import tensors_of
 from .private import is_fake, store_of_processes
 from .situation import module_call as calls
 from .situation.attribute_reads import Reads
-from .situation.guards import Expected
+from .situation.guards import Expected, InBackward
 from .situation.module_call import Key, as_arguments
 from .situation.module_paths import is_marked
 from .situation.numbers import Attribute, Numbers, Place, attributes_set, name_of, replaced
@@ -245,7 +245,7 @@ def trace_call(
     with LOCK.capturing(model):
         state, left_out = counted(model, options.optimizer, options.state_bytes)
         own = plain_forward(model) if forward is None else forward
-        call = calls.bind(own, args, kwargs)
+        call = replace(calls.bind(own, args, kwargs), inside=options.inside)
         reads = Reads()
         numbers = Numbers(tuple(inputs or ()))
         taken = stand_ins(numbers, inputs or {})
@@ -270,7 +270,8 @@ def trace_call(
         resident = resident_beside(model, call.tensors, captured, options.gradients) + state
         lowered = lower(captured, name, resident, options.must_save, options.gradients)
         ignored = [*captured.changed, *(name_of(p, None) for p in numbers.places if isinstance(p, Attribute))]
-        expected = Expected.of(model, reads.by_path(model), ignored, captured.written_places)
+        backward = InBackward(captured.in_backward, captured.held, reads.by_path(model, late=True))
+        expected = Expected.of(model, reads.by_path(model), ignored, captured.written_places, backward)
         key = replace(call, spec=replaced(call.spec, {p: type(x) for p, x in (inputs or {}).items()})).key
         made = Trace(
             lowered.graph, lowered, key, expected, name, fake, options, module_kinds(model), call.spec, left_out, state,

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
+
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 import rekindle
 from marks import few, sweep
@@ -37,3 +42,57 @@ def test_backward_of_float32_products_inside_an_autocast_operator(name: str) -> 
     for plan in plans:
         got = gradients(name, plan)
         assert all(same(a, b) for a, b in zip(expected, got, strict=True))
+
+
+class Attention(nn.Module):
+    """heads : with a dimension for heads it is one kernel, and without by matmul, whose backward autocast casts."""
+
+    def __init__(self, heads: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (layer(x)[(None,) * (1 + self.heads)] for layer in (self.q, self.k, self.v))
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+class Reading(nn.Module):
+    """It reads a value, so that it is planned in parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Attention(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        return y if y.sum().item() < 1e9 else y * 2  # type: ignore[no-any-return]
+
+
+def backward_inside(model: nn.Module, x: Tensor, inside: bool) -> list[Tensor | None]:
+    model.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(x).float().square().mean()
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+            loss.backward()
+    return [p.grad for p in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("make", "told"), [(Attention, True), pytest.param(lambda _: Reading(), True, marks=sweep), (Attention, False)]
+)
+def test_backward_inside_of_the_block_has_eagers_bits(make: type[Attention], told: bool) -> None:
+    plain, x = make(not told), torch.randn(64, 64)
+    planned = copy.deepcopy(plain)
+    with torch.autocast("cpu", torch.bfloat16):
+        rekindle.checkpoint(planned, x, minimize="memory", solver="storages", progress=False)
+    lines = []
+    for inside in (False, True, True, True, False, False):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            ours = backward_inside(planned, x, inside)
+        assert all(same(a, b) for a, b in zip(backward_inside(plain, x, inside), ours, strict=True))
+        lines.append([str(w.message)[:30] for w in caught])
+    once = ["a backward under another autoc"] if told else []
+    assert lines == [[], once, [], [], once, []]
+    assert rekindle.status(planned).calls == 6

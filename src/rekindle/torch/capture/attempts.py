@@ -30,8 +30,9 @@ log = logging.getLogger(__name__)
 KINDS_MOST = 2
 NAMES_MOST = 2  # of tensors, in a message
 # Made once: torch keeps a context variable for each such object, and a thread's context never lets go of a variable.
-# Backward runs outside of autocast, as PyTorch recommends: inside, bias gradients would be summed in float32.
-_OUTSIDE_AUTOCAST = functorch_config.patch(backward_pass_autocast="off")
+# Whether backward runs inside of forward's autocast -> how it is traced. PyTorch recommends outside: inside, matrix products in
+# formulas of backward are cast too, and bias gradients of a GPU are summed in float32.
+_AUTOCAST = [functorch_config.patch(backward_pass_autocast=how) for how in ("off", "same_as_forward")]
 # Random ops stay in the graph even if no op reads their numbers: in eager they advance the generator.
 _ALL_RANDOM = inductor_config.patch(fallback_random=True)
 
@@ -150,16 +151,12 @@ def _export(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[torch.
     flat.progress = 0
     try:
         with (
-            module_paths_recorded(flat.model), scripted_refused(), eager_composites(cudnn), _OUTSIDE_AUTOCAST, _ALL_RANDOM,
-            only_draws(),
+            module_paths_recorded(flat.model), scripted_refused(), eager_composites(cudnn), _AUTOCAST[flat.inside_autocast],
+            _ALL_RANDOM, only_draws(),
         ):  # fmt: skip
             joint = aot_export_joint_with_descriptors(stack, flat, tuple(tensors), {})
         if why := _checkpoint_refusal(flat, joint.graph_module.graph):
             raise why
-    except RuntimeError as e:
-        if why := _checkpoint_refusal(flat, e):
-            raise why from None
-        raise
     finally:
         why = None  # its traceback would keep this frame alive
         # Torch leaves the fake parameters and buffers in modules that have two names. Every other change found now was made in
@@ -176,19 +173,9 @@ def _export(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[torch.
 
 
 # -- checkpoints inside of forward -------------------------------------------------------------------------------------
-def _checkpoint_refusal(flat: FlatForward, found: fx.Graph | Exception) -> TraceError | None:
-    """Why no graph stands for eager's step, because of torch.utils.checkpoint inside of forward; None: it changes nothing.
-
-    found : the joint graph, or the error that ended the attempt. A captured backward runs no forward again, so the graph does
-    once what forward does.
-    """
-    if isinstance(found, Exception):
-        inner = next(iter(flat.checkpoints), None)
-        if inner is None or "torch.utils.checkpoint is incompatible" not in str(found):  # torch's words
-            return None
-        return _checkpoint_error(
-            inner, "with use_reentrant=True", "", "such a backward cannot be captured", ", or give use_reentrant=False"
-        )
+def _checkpoint_refusal(flat: FlatForward, found: fx.Graph) -> TraceError | None:
+    """Why the joint graph does not stand for eager's step, because of torch.utils.checkpoint inside of forward; None: it does.
+    A captured backward runs no forward again, so the graph does once what forward does."""
     draws = any(n.op == "call_function" and rules.draws_random(n.target) for n in found.nodes)
     for inner in flat.checkpoints:
         if inner.written:

@@ -118,6 +118,8 @@ def capture(
         dropped=dropped,
         written_places=frozenset(effects.written),
         numbers=numbers or Numbers(),
+        in_backward=flat.in_backward,
+        held=flat.held,
     )
 
 

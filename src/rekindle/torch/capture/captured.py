@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -82,6 +82,8 @@ class Captured:
     elsewhere : kernels of a GPU that is not here, in place of the CPU's (see `attention`): the graph can run on fake tensors
         alone.
     no_results : names in `TraceOptions.unused` that fit no result of this call.
+    in_backward : the user's functions that backward runs, without their closures. held : ids of the objects that forward leaves
+        to autograd Functions; they are valid while it is captured.
     graph_module : owns the nodes.
     """
 
@@ -115,6 +117,8 @@ class Captured:
     numbers: Numbers = field(default_factory=Numbers)
     elsewhere: Sequence[str] = ()
     no_results: Sequence[str] = ()
+    in_backward: Sequence[FunctionType] = ()
+    held: frozenset[int] = frozenset()
     graph_module: Any = None
 
     @property

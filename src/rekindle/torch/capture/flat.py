@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +14,10 @@ from torch import nn
 from ...ask import TraceOptions
 from ...errors import TraceError
 from ...saying.frames import ChangeFinder, in_short, line_of, users_frame
-from ..private import checkpoints_noted, is_fake, mutations_of, place_of
+from ..private import is_fake, mutations_of, place_of
 from ..situation import lru_caches
-from ..situation.callables import line_that_sets
-from ..situation.hooks import described, is_torchs
+from ..situation.callables import closure_of, line_that_sets
+from ..situation.hooks import described, is_torchs, user_hooks
 from ..situation.numbers import Argument, Numbers, name_of
 from ..situation.surroundings import is_cast_once
 from ..tensors import tree
@@ -25,6 +26,7 @@ from ..undo.attributes import Attributes, Changes, Kind, kind_of, tensors_in_att
 from .captured import Assigned
 from .eager_kernels import EagerLayout, one_cast_each
 from .extents import indices_for_masks
+from .inner_checkpoints import checkpoints_inside
 from .inner_results import inner_results, mark
 from .known_values import KnownValues, Question
 from .left_out import taken_apart
@@ -69,7 +71,7 @@ class FlatForward(nn.Module):
         self._held = {k: t for k, t in tensors_in_attributes(model).items() if not is_fake(t)}
         self._markers = (numbers or Numbers()).markers
         self._forward, self._spec = forward, spec
-        self._loss, self._unused = options.loss, options.unused
+        self._loss, self._unused, self.inside_autocast = options.loss, options.unused, options.inside
         # Name of each parameter, number of each input -> whether autocast casts it once; traced ones are no leaves.
         given: list[tuple[int | str, torch.Tensor]] = [*model.named_parameters(), *enumerate(sample)]
         self._once = {k: is_cast_once(t) for k, t in given if t.requires_grad and torch.is_autocast_cache_enabled()}
@@ -95,6 +97,9 @@ class FlatForward(nn.Module):
         self._before_backward: dict[str, Any] = {}  # parameter or buffer -> its marks then
         self._ends: list[Any] = []  # the autograd nodes of the results of the last run
         self.checkpoints: list[Inner] = []  # of the last run
+        self.functions: list[type[torch.autograd.Function]] = []  # the user's, to whose backward the last run leads
+        self.hooks: list[Any] = []  # that it hung on tensors
+        self.held: frozenset[int] = frozenset()  # as in `Captured`
         self.progress = 0  # ops run, in all runs of the last attempt
         self.cast: dict[int | str, bool] = {}  # those that autocast has cast in the last run -> whether once
         self.unseen = 0  # calls of kernels with hidden writes, in the last run
@@ -115,17 +120,18 @@ class FlatForward(nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         args, kwargs = tree.unflatten(list(tensors), self._spec)
         owned, self.checkpoints = {id(x.container): x for x in tree.owned(kwargs, self._spec.children[1])}, []
-        state, layout = Attributes(self.model), EagerLayout(self.declares_writes)
+        state, layout, self.hooks = Attributes(self.model), EagerLayout(self.declares_writes), []
         standing = tensors_in_attributes(self.model)
         known = KnownValues(tensors, self._sample, standing, self._held, self._markers)
         try:
             with self._one_tensor_each():
                 named: dict[Any, torch.Tensor] = {**dict(enumerate(tensors)), **dict(self.model.named_parameters())}
                 casts = one_cast_each(named, self._once)
-                watched, still = checkpoints_noted(self._inside_checkpoint), self._nothing_moved(tensors)
+                watched, still = checkpoints_inside(self._inside_checkpoint), self._nothing_moved(tensors)
+                masks, hung = indices_for_masks(known.count), hooks_noted(self.hooks)
                 outside = {id(t): (t, standing[name]) for name, t in self.outside.items()}
                 instead = InTheirPlace(outside) if outside else contextlib.nullcontext()
-                with casts as self.cast, layout, known, indices_for_masks(known.count), watched, still, instead:
+                with casts as self.cast, layout, known, masks, watched, still, hung, instead:
                     made = taken_apart(self._forward(*args, **kwargs), owned, self._unused, self._loss)
                     self._refuse_new_parameters()
                     self._refuse_filled_marks()
@@ -193,6 +199,15 @@ class FlatForward(nn.Module):
         # Copies, so that AOTAutograd does not see results that are views of each other; `joint_graph` drops the copies.
         copies = tuple([t.clone() for t in returned])
         self._before_backward, self._ends = self._marks(), [t.grad_fn for t in copies if t.grad_fn is not None]
+        nodes, hidden = _behind(self._ends, {*given, *map(id, self.model.parameters())})
+        self.functions = list(dict.fromkeys(n._forward_cls for n in nodes))
+        kinds = tree.PLAIN, torch.Tensor, torch.nn.Module
+        self.held = frozenset(id(x) for n in nodes for x in vars(n).values() if not isinstance(x, kinds))
+        if (
+            nodes or self.hooks
+        ) and hidden:  # `backward()` runs code there, and a search for the gradients of others does not
+            trained = [t for t in copies if t.requires_grad]
+            torch.autograd.grad(trained, hidden, [*map(torch.ones_like, trained)], retain_graph=True)
         for node in self._ends:
             node.register_prehook(self._begin_backward)
         return copies
@@ -202,6 +217,15 @@ class FlatForward(nn.Module):
         for table, held in self._left:
             table.update(held)
         self._left = []
+
+    @property
+    def in_backward(self) -> list[types.FunctionType]:
+        """The user's functions that backward of the last run calls, without their closures, which hold its tensors."""
+        of_modules = [fn for name, _, fn in user_hooks(self.model) if name.startswith("the backward")]
+        called = [f for x in (*self.hooks, *of_modules, *(k.backward for k in self.functions)) for f in closure_of(x)]
+        users = [f for f in called if isinstance(f, types.FunctionType) and not is_torchs(f)]
+        empty = [tuple(types.CellType() for _ in f.__code__.co_freevars) for f in users]
+        return [types.FunctionType(f.__code__, f.__globals__, closure=c) for f, c in zip(users, empty, strict=True)]
 
     def _marks(self) -> dict[str, Any]:
         """name -> (the tensor, how often it was written to, its Python attributes, its gradient), of parameters and buffers."""
@@ -215,7 +239,9 @@ class FlatForward(nn.Module):
         for k, (t, times, held, grad) in self._before_backward.items():
             found += [k] * (mutations_of(t) != times) + [f"{k}.grad"] * (t.grad is not grad)
             found += [f"{k}.{x}" for x in sorted({*vars(t)} - held)]
-        functions = _functions_behind(self._ends)
+        functions = [
+            f"the Function {described(kind.backward).replace('backward', kind.__name__, 1)}" for kind in self.functions
+        ]
         self._before_backward, self._ends, self._left = {}, [], []
         return found, functions
 
@@ -311,19 +337,40 @@ class FlatForward(nn.Module):
 _FUNCTIONS = {"function", "method", "builtin_function_or_method", "partial", "type"}  # kinds of results
 
 
-def _functions_behind(nodes: list[Any]) -> list[str]:
-    """The user's autograd Functions behind nodes of autograd's graph, as "the Function Adjoint (train.py:88)"."""
-    found: dict[str, None] = {}
-    seen, stack = set(), list(nodes)
+def _behind(nodes: list[Any], known: set[int]) -> tuple[list[Any], list[torch.Tensor]]:
+    """(the nodes of the user's autograd Functions behind these, the leaves there whose ids are not `known`)."""
+    functions, leaves, seen, stack = [], [], set(), list(nodes)
     while stack:
         node = stack.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
         stack += [n for n, _ in node.next_functions]
-        if isinstance(node, torch.autograd.function.BackwardCFunction) and not is_torchs(own := node._forward_cls):  # type: ignore[attr-defined]
-            found[f"the Function {described(own.backward).replace('backward', own.__name__, 1)}"] = None
-    return list(found)
+        if isinstance(node, torch.autograd.function.BackwardCFunction) and not is_torchs(node._forward_cls):  # type: ignore[attr-defined]
+            functions.append(node)
+        elif (leaf := getattr(node, "variable", None)) is not None and id(leaf) not in known:
+            leaves.append(leaf)
+    return functions, leaves
+
+
+@contextlib.contextmanager
+def hooks_noted(found: list[Any]) -> Iterator[None]:
+    """Inside, `found` learns the functions that are hung on tensors as hooks."""
+    kinds = ("register_hook", "register_post_accumulate_grad_hook")
+    own = [getattr(torch.Tensor, k) for k in kinds]
+
+    def put(registers: list[Any]) -> None:
+        for k, register in zip(kinds, registers, strict=True):
+            setattr(torch.Tensor, k, register)
+
+    def noting(register: Any) -> Any:
+        return lambda t, hook: (found.__iadd__([hook]), register(t, hook))[1]
+
+    put([*map(noting, own)])
+    try:
+        yield
+    finally:
+        put(own)
 
 
 def _tables(m: nn.Module) -> tuple[dict[str, Any], ...]:

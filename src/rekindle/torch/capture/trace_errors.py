@@ -106,11 +106,14 @@ def trace_error(e: BaseException, model: nn.Module) -> TraceError:
         )
     starts = [i for i, f in enumerate(frames) if f.f_code.co_name == "_engine_run_backward"]
     backwards = len(starts) if frame is not None and frame in frames[starts[0] if starts else 0 :] else 0
-    if backwards > 1:
+    if (
+        backwards > 1 or backwards and "heckpoint" in str(e)
+    ):  # copies of torch's checkpointing say that they take no `.grad()`
         return TraceError(
             f"code in backward calls backward() itself at {where}, which adds to .grad of parameters by the way. Let the "
-            "autograd Function take the parameters as arguments, and return what torch.autograd.grad gives for them. "
-            "rekindle.checkpoint plans the parts around such code",
+            "autograd Function take the parameters as arguments, and return what torch.autograd.grad gives for them. If it is "
+            "a checkpoint, switch it off, since Rekindle itself decides what runs again. rekindle.checkpoint plans the parts "
+            "around such code",
             reason="calls backward() in backward",
         )
     if backwards and isinstance(e, AttributeError | LookupError | TypeError):

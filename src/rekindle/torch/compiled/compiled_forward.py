@@ -25,6 +25,7 @@ from ..run.own_forward import SwitchedForward
 from ..serve.said_once import WarnOnce
 from ..tensors.lock import LOCK
 from .compiler import as_partitioner, mode_settings
+from .late_values import LateValues
 from .saving import Saving
 
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")  # where their errors are defined
@@ -44,6 +45,8 @@ class CompiledForward(SwitchedForward):
     way : what forward saves; None: the part runs as it is. kind : equal for parts that share what is compiled, as `Kinds` has
     it. keeps_caches : the step makes key-value caches, as `config.use_cache` says.
     """
+
+    _late: LateValues | None = None
 
     def __init__(
         self, model: nn.Module, way: Compiled | None, options: CompileOptions, kind: str, keeps_caches: bool = False
@@ -69,7 +72,7 @@ class CompiledForward(SwitchedForward):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledForward:
         copied = super().__deepcopy__(memo)
-        copied._call, copied._warned = None, WarnOnce()
+        copied._call, copied._warned, copied._late = None, WarnOnce(), None
         return copied
 
     @private.not_traced_by_compile
@@ -112,6 +115,8 @@ class CompiledForward(SwitchedForward):
                     run = functools.partial(self._call, model, *args, **kwargs)
                     result = self.copies.run(model, (args, kwargs), run)
                 self.tally.ran += 1
+                self._late = self._late or LateValues(model)
+                self._late.watch(result)
                 return result
             except Exception as e:
                 if self.raises or not (isinstance(e, NotCompiled) or type(e).__module__.startswith(COMPILERS)):

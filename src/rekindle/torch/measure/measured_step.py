@@ -15,8 +15,7 @@ from torch import nn
 from ...errors import RekindleError
 from ..capture.left_out import as_if_left_out
 from ..costs.flops import FlopCount
-from ..private import disable_autocast
-from ..run.own_forward import forward_instead
+from ..run.own_forward import autocast_of_backward, forward_instead
 from ..run.sample import Sample
 from ..tensors import tree
 from ..tensors.loss import default_loss
@@ -107,6 +106,7 @@ def run(
     left: list[torch.Tensor] = []
     took: list[float] = []  # by the step alone: starting and reading the instruments may take a hundred times as long
     args, kwargs, tensors = s.sample.fresh()
+    outside = autocast_of_backward(s.model)
 
     def step() -> None:
         begin = time.perf_counter()
@@ -120,9 +120,9 @@ def run(
             if way is Calls.JOINED:
                 value = value + other
             else:
-                _backward(other)
+                _backward(other, outside)
                 _draw(s)
-        _backward(value)
+        _backward(value, outside)
         left.append(value.detach() + other.detach() if way is Calls.TWICE else value.detach())
         for index in s.cuda if s.fake is None else ():
             torch.cuda.synchronize(index)
@@ -168,7 +168,7 @@ def flops(s: Subject, forward: Callable[..., Any]) -> int:
         forward_instead(s.model, forward),
         FlopCount() as count,
     ):
-        _backward(s.called(args, kwargs)[0])
+        _backward(s.called(args, kwargs)[0], autocast_of_backward(s.model))
     return count.total
 
 
@@ -192,8 +192,8 @@ def at_each_gradient(parameters: Iterable[torch.Tensor], then: Callable[[torch.T
             h.remove()
 
 
-def _backward(value: torch.Tensor) -> None:
-    with disable_autocast():  # backward belongs outside autocast, even if the caller compares inside
+def _backward(value: torch.Tensor, surroundings: contextlib.AbstractContextManager[Any]) -> None:
+    with surroundings:
         value.backward()  # type: ignore[no-untyped-call]
 
 

@@ -13,11 +13,13 @@ from torch import nn
 from ...errors import RekindleError, TraceError
 from ...model.plan import Plan
 from ...saying import notices
+from ..capture.inner_checkpoints import checkpoints_inside
 from ..capture.left_out import as_if_left_out
 from ..capture.trace_errors import OF_FIRST_CALLS
-from ..private import disable_autocast, is_fake
+from ..private import is_fake
 from ..rewrite.closeness import loose
 from ..run.bound import BoundPlan
+from ..run.own_forward import autocast_of_backward
 from ..run.sample import copies, owned
 from ..run.shared_casts import block_of_its_own
 from ..situation.module_call import ModuleCall
@@ -108,8 +110,9 @@ def _step(
         attributes = (t for *_, t in plain_tensors(model))
         witness.expect([*twins, *model.parameters(), *model.buffers(), *attributes])
     with witness or contextlib.nullcontext():
-        loss = forward(twins)
-        with disable_autocast():
+        with checkpoints_inside():  # else torch lets no `autograd.grad` through them
+            loss = forward(twins)
+        with autocast_of_backward(model):
             gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     by_name: dict[str, torch.Tensor | None] = dict(zip(leaves, gradients, strict=True))
     return Outcome(loss.detach(), by_name, {**before.written(model)}, [], False, 0, 0.0, tuple(inputs))

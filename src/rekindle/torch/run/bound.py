@@ -74,12 +74,12 @@ class BoundPlan:
         if pool is not None and not any(map(is_fake, [*model.parameters(), *model.buffers()])):
             pool.reserve([program.host_bytes], most)
         self.runner = Runner(traced.lowered, program, pool, most)
-        self._again = PlainAgain(model, traced, self.runner.given)
         self.plan, self.trace, self.checked = plan, traced, plan.checked
         self.turn = self.uses = 0
         self.had_gradient: bool | None = None
         self._looks = traced.options.gradients != "kept"
         self.guards = guards or Guards(model, traced.expected)
+        self._again = PlainAgain(model, traced, self.runner.given, self.guards)
         self.numbers = traced.lowered.captured.numbers
         self.questions = traced.lowered.captured.questions
         self._origins: _Origins | None = None

@@ -92,15 +92,16 @@ class _Boundary(torch.autograd.Function):
         del grads
         step.check_results()
         again = step.again == backward_number()  # in this backward, gradients of other results came to plain code
-        if again or torch.is_grad_enabled() or step.second.waits or stand_for_many(tangents):
+        again = again or torch.is_grad_enabled() or step.second.waits or stand_for_many(tangents)
+        if again or step.second.is_stale():
             step.check_versions(runner.watched_inputs)
             *_, anchor = ctx.saved_tensors
-            ctx.maybe_clear_saved_tensors()
             reached = [n for n in stages_after(ctx) if will_run(n)]
             whole = step.second.waits and all(map(_takes_all, reached))
-            step.start_again(k, tangents, [n.j for n in reached], anchor, whole)
-        else:
-            step.take(k, tangents, functools.partial(_start, ctx))
+            if step.start_again(k, tangents, [n.j for n in reached], anchor, whole):
+                ctx.maybe_clear_saved_tensors()
+                return None, None, _token(runner.device)
+        step.take(k, tangents, functools.partial(_start, ctx))
         return None, None, _token(runner.device)
 
 

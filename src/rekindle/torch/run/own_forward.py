@@ -114,10 +114,12 @@ class InPlaceOfForward:
 class SwitchedForward(InPlaceOfForward):
     """Runs the module's own forward while it is switched off. is_off : whether it is.
 
-    copies : copies what the module's calls save to the host; None: nobody copies.
+    copies : copies what the module's calls save to the host; None: nobody copies. inside : the last backward of its calls ran
+    inside of the block of autocast in which they were made, and other numbers come of that.
     """
 
     copies: PartCopies | None = None
+    inside = False
 
     def __init__(self, model: nn.Module):
         super().__init__(model)
@@ -156,6 +158,13 @@ class SwitchedForward(InPlaceOfForward):
         """Put the module's own forward back. If something has wrapped this one, it runs plain from now on."""
         self.is_off = True
         super().give_back(model)
+
+
+def autocast_of_backward(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    """A context for a backward that is no training and runs where forward does: autocast is off in it, as PyTorch recommends,
+    unless the loop calls backward inside of its block."""
+    inside = any(getattr(vars(m).get("forward"), "inside", False) for m in model.modules())
+    return contextlib.nullcontext() if inside else private.disable_autocast()
 
 
 def runs_plain_in() -> str:

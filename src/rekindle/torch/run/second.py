@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,15 +20,19 @@ from torch import fx, nn
 
 from ...errors import RekindleError
 from ...saying import notices
+from ..capture.captured import fake_result
 from ..capture.inner_results import edges_behind
 from ..capture.left_out import taken_apart
 from ..capture.written_outside import InTheirPlace
+from ..lowering.phases import phases
 from ..operators import rules
 from ..operators.node_tensors import storage_bytes
-from ..private import backward_keeps_graph, backward_number, in_func_transform, stand_for_many, will_run
+from ..private import backward_keeps_graph, backward_number, in_func_transform, pytree, stand_for_many, will_run
+from ..situation.guards import Guards
 from ..situation.module_call import ModuleCall
-from ..situation.numbers import attributes_set, read, replaced
-from ..situation.surroundings import autocast_of
+from ..situation.numbers import Attribute, attributes_set, name_of, read, replaced
+from ..situation.surroundings import autocast_of, casts_now
+from ..situation.values import plain_of
 from ..tensors import rng, tree
 from ..trace import Trace, plain_forward
 from ..undo.attributes import Attributes
@@ -39,6 +44,9 @@ OLD_MOST_BYTES = (
     2**20
 )  # of tensors that forward reads and writes (a spectral norm's vectors), to keep old values of; a guess
 CREATE_GRAPH = "a backward with create_graph=True"
+OTHER_AUTOCAST = "a backward under another autocast than its plan was made for"
+GLOBAL = "the global "  # how names of globals begin in `Expected.keys`
+LATE = "a backward whose code reads {}, which was set after forward,"
 BATCH = "a backward of a batch of gradients (is_grads_batched=True, vectorize=True or vmap)"
 _IN_TURN = "with create_graph=True that cannot be differentiated in turn"
 
@@ -55,11 +63,12 @@ class Term(NamedTuple):
 
 
 class PlainAgain:
-    """Runs the plain forward again for calls that a plan has run. given : the inputs of the plan's program."""
+    """Runs the plain forward again for calls that a plan has run. given : inputs of its program. guards : the plan's."""
 
-    def __init__(self, model: nn.Module, traced: Trace, given: Sequence[fx.Node]):
+    def __init__(self, model: nn.Module, traced: Trace, given: Sequence[fx.Node], guards: Guards):
         c = traced.lowered.captured
-        self.model, self.trace, self.told = weakref.ref(model), traced, False
+        self.model, self.trace, self.guards = weakref.ref(model), traced, guards
+        self.told: set[str] = set()  # reasons for which it ran
         self.outside = {i: c.constants[p] for i, p in enumerate(given) if p in c.constants}  # see `written_outside`
         names = {**c.params, **c.buffers, **{p: f"argument {k}" for p, k in c.inputs.items()}}
         self.names = [names.get(p, "a tensor of no module") for p in given]
@@ -74,6 +83,14 @@ class PlainAgain:
         draws = not traced.fake and any(rules.draws_random(n.target) for n in c.nodes)
         cuda = [f"cuda:{i}" for i in rng.cuda_indices(p.meta["val"] for p in given)]
         self.generators = ["cpu", *cuda] if draws else []
+        self._depends: dict[Any, bool] = {}
+
+    def depends_on(self, casts: tuple[tuple[str, torch.dtype], ...]) -> bool:
+        """Whether the captured backward would compute otherwise under this autocast, which is on: an op of it would be cast."""
+        if casts not in self._depends:
+            ops = phases(self.trace.as_captured.lowered.captured).backward
+            self._depends[casts] = self.trace.key[-1][-1] or any(map(_is_cast, ops))
+        return self._depends[casts]
 
 
 class Second:
@@ -95,13 +112,46 @@ class Second:
         self._leaves: dict[int, torch.Tensor] = {}  # input of the program -> the leaf that stands for it
         self._results: list[torch.Tensor] = []
         self._waiting: dict[int, list[Term]] = {}  # number of a backward call -> terms that its last part adds up
+        self._why = CREATE_GRAPH  # the backward for which forward runs again, in words
 
     @property
     def waits(self) -> bool:
         """Whether the backward that runs has come back to derivatives of this call."""
         return backward_number() in self._waiting
 
-    def gradients(
+    def is_stale(self) -> bool:
+        """Whether the backward that begins computes other than the captured one: it runs under another autocast, or code in it
+        would read another value."""
+        a = self._again
+        casts, *_ = of_forward = a.trace.key[-1]
+        if (now := casts_now()) != (casts[:-1] if of_forward[-1] else ()) and a.depends_on(now):
+            self._why = OTHER_AUTOCAST + ", for which later calls get a plan," * (not now or now == casts[:-1])
+            if (owner := None if self._owner is None else self._owner()) is not None:
+                owner.inside = now == casts[:-1]
+            return True
+        model, late = a.model(), a.trace.expected.late
+        if not late or model is None:
+            return False
+        found = [] if a.guards.hold(model) else a.trace.expected.differences(model)
+        numbers = read([*self._numbers], None, model) or {}
+        found += [
+            name_of(p, None) for p, x in self._numbers.items() if isinstance(p, Attribute) and numbers.get(p) != x
+        ]
+        if names := [k for k in found if k in late]:
+            self._why = LATE.format(names[0])
+        return bool(names)
+
+    def gradients(self, *given: Any) -> dict[int, list[Any]] | None:
+        """As `made_again`; None: that takes more memory than there is, and the planned backward has numbers that are close."""
+        try:
+            return self.made_again(*given)
+        except torch.OutOfMemoryError:
+            if not self._why.startswith(OTHER_AUTOCAST):
+                raise
+        notices.warn(f"{OTHER_AUTOCAST} does not fit the memory; the planned one runs, and gradients have its bits")
+        return None
+
+    def made_again(
         self,
         tangents: Mapping[int, Any],
         wanted: Iterable[int],
@@ -128,7 +178,7 @@ class Second:
             if many and self._random:
                 raise _refusal(BATCH, "it draws random numbers, which torch forbids there")
             try:
-                self._run(BATCH if many else CREATE_GRAPH)
+                self._run(BATCH if many else self._why)
             except RuntimeError as e:  # an autograd Function of the user's, say, inside of vmap
                 if not in_func_transform():
                     raise
@@ -198,8 +248,15 @@ class Second:
         model, tensors = a.model(), [t() for t in self._tensors]
         if model is None:
             raise _refusal(asked, "the module was deleted")
-        if changed := [k for k in a.trace.expected.differences(model) if k not in c.assigned]:
-            raise _refusal(asked, f"{changed[0]} has changed since")
+        expected, before = a.trace.expected, {}
+        for name in expected.differences(model):
+            if name in c.assigned or expected.early is not None and name not in expected.early:
+                continue
+            key = expected.keys.get(name)
+            holder, leaf = _holder(model, name)
+            if leaf not in getattr(holder, "__dict__", ()) or (x := plain_of(key)) is key:
+                raise _refusal(asked, f"{name}, which forward reads, has changed since")
+            before[holder, leaf] = x
         owner = None if self._owner is None else self._owner()
         if owner is not None and owner.is_checked:  # the model's forward takes them itself, in each step
             raise _refusal(asked, "then no plan of the module lowers the step's memory")
@@ -216,8 +273,8 @@ class Second:
             for i, k in enumerate(a.names)
         ]  # fmt: skip
         self._check(now, asked)
-        if not a.told:
-            a.told = True
+        if asked not in a.told:
+            a.told.add(asked)
             notices.warn(
                 f"{asked} goes through the planned {type(model).__name__}: its own forward runs "
                 "again, plainly, and takes a plain step's memory, not the plan's"
@@ -240,7 +297,7 @@ class Second:
             drawn = torch.random.fork_rng([d for d in self._random if d != "cpu"], enabled=bool(self._random))
             instead = {id(t): (t, new[i]) for i, t in a.outside.items()}
             outside = InTheirPlace(instead) if instead else contextlib.nullcontext()
-            with drawn, outside, attributes_set(model, self._numbers), autocast_of(a.trace.key[-1]):
+            with drawn, outside, attributes_set(model, self._numbers), _values_set(before), autocast_of(a.trace.key[-1]):
                 for device, state in self._random.items():
                     rng.restore(state, device)
                 try:
@@ -317,6 +374,10 @@ def _note(parts: list[torch.Tensor], place: int, gradients: Sequence[Any], _: An
     """A hook that notes one of the gradients that a node of autograd makes."""
     if gradients[place] is not None:
         parts.append(gradients[place])
+def _is_cast(n: fx.Node) -> bool:
+    """Whether the autocast that is on casts arguments of an op."""
+    made, was = (pytree.tree_leaves(x) for x in (fake_result(n), n.meta["val"]))
+    return [x.dtype for x in made if torch.is_tensor(x)] != [x.dtype for x in was if torch.is_tensor(x)]
 
 
 def _is_read(p: fx.Node, wanted: set[fx.Node]) -> bool:
@@ -328,6 +389,29 @@ def _is_read(p: fx.Node, wanted: set[fx.Node]) -> bool:
                 found.add(u)
                 stack.append(u)
     return not found.isdisjoint(wanted)
+
+
+def _holder(model: nn.Module, name: str) -> tuple[Any, str]:
+    """(module, class or object, attribute in it) of a value with this name in `Expected.keys`; None: they are not known."""
+    path, _, leaf = name.removeprefix(GLOBAL).rpartition(".")
+    if not name.startswith(GLOBAL):
+        return dict(model.named_modules()).get(path), leaf
+    steps = path.split(".")
+    at = next((i for i in range(len(steps), 0, -1) if ".".join(steps[:i]) in sys.modules), 0)
+    return functools.reduce(lambda x, k: getattr(x, k, None), steps[at:], sys.modules.get(".".join(steps[:at]))), leaf
+
+
+@contextlib.contextmanager
+def _values_set(values: Mapping[tuple[Any, str], Any]) -> Iterator[None]:
+    """Inside, these attributes of modules, classes and objects have these values."""
+    now = {place: getattr(*place) for place in values}
+    try:
+        for place, x in values.items():
+            setattr(*place, x)
+        yield
+    finally:
+        for place, x in now.items():
+            setattr(*place, x)
 
 
 def _find(model: nn.Module, name: str) -> Any:

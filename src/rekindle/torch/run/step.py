@@ -124,9 +124,11 @@ class TrainingStep:
 
     def start_again(
         self, k: int, tangents: list[Any], stages: Iterable[int], anchor: torch.Tensor, whole: bool
-    ) -> None:
-        """Take the gradients that came back to boundary k by the module's own forward. stages : after the boundary that this
-        backward reaches; gradients of others would live on. whole : it takes all their gradients, second derivatives too."""
+    ) -> bool:
+        """Take the gradients that came back to boundary k by the module's own forward; False if memory does not suffice.
+
+        stages : after the boundary that this backward reaches; gradients of others would live on. whole : it takes all their
+        gradients, second derivatives too."""
         runner, number = self.runner, backward_number()
         runner.waiting.discard(self)
         if self.shared is not None:
@@ -143,6 +145,9 @@ class TrainingStep:
             cuts, wanted = [], {i for i in wanted if i >= 0}
         last = len(now) == len(reached)
         found = self.second.gradients(given, wanted, runner.direct(k), cuts, self.carried, anchor, last)
+        if found is None:
+            self.again = -1
+            return False
         for i in [i for i in found if i < 0]:
             self.parts[i] = self.parts.get(i, []) + (found.pop(i) or [])
         # One that stands in several places gets its whole gradient in one of them, in the earliest unless one is a cast's.
@@ -155,6 +160,7 @@ class TrainingStep:
                 for at, i in enumerate(places)
             ]  # fmt: skip
         self.carried = {i: g for i, g in found.items() if g is not None}
+        return True
 
     def _next_part(self, i: int, at: tuple[int, int]) -> Any:
         """The next part of the gradient of a result; where the last one is asked for, the sum of the rest."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -61,6 +61,7 @@ class NewCall:
         No op is timed: a training loop waits. Costs are modelled, by what was timed before. A trace with `inputs` has no costs.
         """
         args, kwargs = self.call.arguments
+        how = replace(how, inside=self.call.inside)
         made = trace_call(
             self.model, args, kwargs, how, forward=self.plain, progress=report, by_values=by_values, inputs=inputs or {}
         )

@@ -7,6 +7,7 @@ import functools
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -148,6 +149,7 @@ class PlannedForward(SwitchedForward):
             self._say_plain(f"{name} was called {where}: it runs plain there")
             return None
         call = calls.bind(plain, args, kwargs)
+        call = replace(call, inside=True) if self.inside else call
         may_plan = model.training or self._in_eval
         if odd := call.odd:
             new = NewCall(model, plain, call, (), time.perf_counter())

@@ -28,7 +28,7 @@ from ..measure import trial
 from ..measure.memory import old_objects_aside
 from ..measure.variation import communicates
 from ..measure.witness import Witness
-from ..rewrite.rewritten import with_sums_here
+from ..rewrite.rewritten import fitting, with_sums_here
 from ..run.bound import BoundPlan
 from ..situation.guards import Guards
 from ..situation.numbers import Place, name_of, read
@@ -322,7 +322,8 @@ class Replanner:
         """The plan of the same graph if there is one, else one carried over or searched; None: on_new_shape forbids it."""
         bound = (*self.plans.family(new.key), *self.plans)
         known = [*{id(p): p for p in (*(b.plan for b in bound), self.plan)}.values()]
-        same = next((p for p in known if is_for_graph(p, found.graph)), None)
+        # Of equal graphs, views may differ, which a rewriting counts.
+        same = next((p for p in known if is_for_graph(p, found.graph) and fitting(found, p) is not None), None)
         if same is not None:
             return Replanned(same, SAME)
         if self.on_new_shape != "plan":

@@ -19,39 +19,45 @@ _HERE = (nn.Module.__getattr__.__code__.co_filename,)  # torch reads `__dict__` 
 
 
 class Reads:
-    """The attributes that forward has read. names : id of a module -> names of its attributes; "*" stands for all."""
+    """The attributes that forward has read. names : id of a module -> names of its attributes; "*" stands for all.
+    late : those that code in backward has read."""
 
     def __init__(self) -> None:
         self.names: dict[int, set[str]] = {}
+        self.late: dict[int, set[str]] = {}
 
-    def by_path(self, model: nn.Module) -> dict[str, set[str]]:
-        """The names by qualified name of the module."""
-        return {path: self.names[id(m)] for path, m in model.named_modules() if id(m) in self.names}
+    def by_path(self, model: nn.Module, late: bool = False) -> dict[str, set[str]]:
+        """The names by qualified name of the module. late : those that code in backward has read."""
+        names = self.late if late else self.names
+        return {path: names[id(m)] for path, m in model.named_modules() if id(m) in names}
 
     def recorded(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """`forward` with its reads recorded in every call."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            with self._recording(lambda frame: frame.f_code.co_filename not in _HERE):
+            with self._recording(self.names, lambda frame: frame.f_code.co_filename not in _HERE):
                 return forward(*args, **kwargs)
 
         return call
 
     def in_backward(self) -> AbstractContextManager[None]:
         """Inside, reads by the user's code outside of forward are recorded: in hooks, and in autograd functions."""
-        return self._recording(is_users, is_users)
+        return self._recording(self.late, is_users, is_users)
 
     @contextmanager
     def _recording(
-        self, takes_all: Callable[[FrameType], bool], takes: Callable[[FrameType], bool] | None = None
+        self,
+        names: dict[int, set[str]],
+        takes_all: Callable[[FrameType], bool],
+        takes: Callable[[FrameType], bool] | None = None,
     ) -> Iterator[None]:
-        """Inside, reads of attributes are recorded.
+        """Inside, reads of attributes are recorded in `names`.
 
         takes : whether a frame's reads of attributes count; None: all do. takes_all : whether its reads of `__dict__` count.
         """
         own: Any = nn.Module.__dict__.get("__getattribute__")
         look_up: Any = own or object.__getattribute__
-        names, here = self.names, threading.get_ident()
+        here = threading.get_ident()
 
         def read(module: Any, name: str) -> Any:
             if name not in INTERNAL and threading.get_ident() == here:

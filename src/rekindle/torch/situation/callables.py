@@ -10,7 +10,7 @@ import inspect
 import textwrap
 import traceback
 import types
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from torch import nn
@@ -68,12 +68,14 @@ def codes_of(fn: Any) -> Iterator[types.CodeType]:
         yield from codes_in(f.__code__)
 
 
-def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
-    """The code of a function, and of the functions that it defines."""
+def codes_in(code: types.CodeType, apart: Collection[types.CodeType] = ()) -> Iterator[types.CodeType]:
+    """The code of a function, and of the functions that it defines, apart from some."""
+    if code in apart:
+        return
     yield code
     for c in code.co_consts:
         if isinstance(c, types.CodeType):
-            yield from codes_in(c)
+            yield from codes_in(c, apart)
 
 
 def names_in(code: types.CodeType) -> set[str]:
@@ -129,40 +131,40 @@ def prints_or_logs(fn: Any) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def global_paths(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
-    """The globals that code reads, each with the attributes that it reads from there, such as ("config", "gain")."""
+    """The globals that code reads, each with the attributes that it reads from there, such as ("config", "gain"). The functions
+    that it defines are left out."""
     found: dict[tuple[str, ...], None] = {}
-    for c in codes_in(code):
-        path: tuple[str, ...] = ()
-        for i in dis.get_instructions(c):
-            if i.opname in _PASSED:
-                continue
-            if path and i.opname in _READS:
-                path = (*path, i.argval)
-                continue
-            if path and i.opname not in ("STORE_ATTR", "DELETE_ATTR"):
-                found[path] = None
-            path = (i.argval,) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME") else ()
+    path: tuple[str, ...] = ()
+    for i in dis.get_instructions(code):
+        if i.opname in _PASSED:
+            continue
+        if path and i.opname in _READS:
+            path = (*path, i.argval)
+            continue
+        if path and i.opname not in ("STORE_ATTR", "DELETE_ATTR"):
+            found[path] = None
+        path = (i.argval,) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME") else ()
     return tuple(found)
 
 
 @functools.lru_cache(maxsize=4096)
 def imports(code: types.CodeType) -> tuple[tuple[int, str, tuple[str, ...]], ...]:
-    """(level, module, name in it) of each import inside a function; no name: the module as a whole."""
+    """(level, module, name in it) of each import in code, apart from the functions that it defines; no name: the module as a
+    whole."""
     found: dict[tuple[int, str, tuple[str, ...]], None] = {}
-    for c in codes_in(code):
-        constants: list[Any] = []
-        file: tuple[int, str] | None = None
-        for i in dis.get_instructions(c):
-            if i.opname in ("LOAD_CONST", "LOAD_SMALL_INT"):
-                constants.append(i.argval)
-            elif i.opname == "IMPORT_NAME":
-                level, names = constants[-2:]
-                file = (level, i.argval)
-                if not names:  # import a.b: the code then reads b from a
-                    parts = i.argval.split(".")
-                    found |= {(level, ".".join(parts[: n + 1]), ()): None for n in range(len(parts))}
-            elif i.opname == "IMPORT_FROM" and file is not None:
-                found[*file, (i.argval,)] = None
+    constants: list[Any] = []
+    file: tuple[int, str] | None = None
+    for i in dis.get_instructions(code):
+        if i.opname in ("LOAD_CONST", "LOAD_SMALL_INT"):
+            constants.append(i.argval)
+        elif i.opname == "IMPORT_NAME":
+            level, names = constants[-2:]
+            file = (level, i.argval)
+            if not names:  # import a.b: the code then reads b from a
+                parts = i.argval.split(".")
+                found |= {(level, ".".join(parts[: n + 1]), ()): None for n in range(len(parts))}
+        elif i.opname == "IMPORT_FROM" and file is not None:
+            found[*file, (i.argval,)] = None
     return tuple(found)
 
 

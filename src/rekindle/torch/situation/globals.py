@@ -38,14 +38,24 @@ class Globals:
 
     keys : name of a guarded value, such as "the global net.CONFIG.scale" -> a key of the value.
     names : all names in the code of the functions, of attributes too.
+    whole : id of an object that counts whole -> its name. backward : functions of autograd Functions that backward runs.
 
-    functions : where to begin. watch : learns the places of the values. ignored : names to leave out of `keys`.
+    functions : where to begin. watch : learns the places of the values. ignored : names to leave out of `keys`. apart : code
+    that does not count, nor does that of autograd Functions in backward.
     """
 
-    def __init__(self, functions: Iterable[types.FunctionType], watch: Watch, ignored: Collection[str]):
+    def __init__(
+        self,
+        functions: Iterable[types.FunctionType],
+        watch: Watch,
+        ignored: Collection[str],
+        apart: Collection[types.CodeType] = (),
+    ):
         self.keys: dict[str, Key] = {}
         self.names: set[str] = set()
-        self._watch, self._ignored = watch, ignored
+        self.whole: dict[int, str] = {}
+        self.backward: list[types.FunctionType] = []
+        self._watch, self._ignored, self._apart = watch, ignored, apart
         # Of fields of objects: name in `keys`, and the places that hold its value.
         self._places: list[tuple[str, set[Any]]] = []
         self._pending = [g for f in functions for g in _with_inner(f) if not is_torchs(g)]
@@ -70,11 +80,12 @@ class Globals:
     def _read(self, f: types.FunctionType) -> None:
         table = f.__globals__
         where = f"the global {table.get('__name__', '?')}"
-        self.names.update(*[c.co_names for c in codes_in(f.__code__)])
-        for path in global_paths(f.__code__):
+        codes = [*codes_in(f.__code__, self._apart)]
+        self.names.update(*[c.co_names for c in codes])
+        for path in dict.fromkeys(path for c in codes for path in global_paths(c)):
             if path[0] in table:
                 self._follow(table, path, where, table)
-        for level, name, path in imports(f.__code__):
+        for level, name, path in dict.fromkeys(found for c in codes for found in imports(c)):
             package = str(table.get("__package__") or "") if level else ""
             with contextlib.suppress(ImportError, ValueError):
                 name = importlib.util.resolve_name("." * level + name, package) if level else name
@@ -103,10 +114,13 @@ class Globals:
                 self._function(text, x, table)
                 return
             if is_simple(x):
+                self.whole[id(x)] = text
                 self.keys[text] = key_of(x, self._watch)
                 return
             if isinstance(x, type) and issubclass(x, torch.autograd.Function):  # autograd calls its methods
-                self._pending += [g for f in vars(x).values() for g in _with_inner(f) if _is_followed(g, table)]
+                self.backward += [g for g in _with_inner(x.backward) if _is_followed(g, table)]
+                methods = [f for k, f in vars(x).items() if not (self._apart and k == "backward")]
+                self._pending += [g for f in methods for g in _with_inner(f) if _is_followed(g, table)]
             found = None if i + 1 == len(path) or is_elsewhere(x) else _holder(x, path[i + 1])
             if found is None or _by_code(x, path[i + 1], found):
                 break
@@ -120,6 +134,7 @@ class Globals:
 
     def _whole(self, text: str, x: Any) -> None:
         """Guard all fields of an object, a class or a Python module."""
+        self.whole[id(x)] = text
         if isinstance(x, _OPEN) or not has_fields(x):
             self.keys[text] = key_of(x, self._watch)
             return

@@ -8,11 +8,11 @@ shapes of parameters and buffers, and the globals that forward reads. A call in 
 from __future__ import annotations
 
 import types
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -32,12 +32,18 @@ _MISSING: Any = object()
 class ModuleState:
     """The guarded values of a module, as keys by name, and their places for a quick check.
 
-    reads, ignored : as in `Expected`.
+    reads, ignored : as in `Expected`. apart : as in `Globals`.
     """
 
-    def __init__(self, model: nn.Module, reads: Mapping[str, frozenset[str]] | None, ignored: frozenset[str]):
+    def __init__(
+        self,
+        model: nn.Module,
+        reads: Mapping[str, frozenset[str]] | None,
+        ignored: frozenset[str],
+        apart: Collection[types.CodeType] = (),
+    ):
         self.keys: dict[str, Key] = {}
-        self._reads, self._ignored = reads, ignored
+        self._reads, self._ignored, self._apart = reads, ignored, apart
         modules = dict(model.named_modules())
         self.watch = Watch({id(m) for m in modules.values()})
         self._modules = [m for m in modules.values() if m is not model]
@@ -169,7 +175,7 @@ class ModuleState:
 
     def _read_globals(self, model: nn.Module) -> None:
         """Guard the globals that forwards read, and plain class attributes whose names occur in their code."""
-        self.globals = Globals(self._functions.values(), self.watch, self._ignored)
+        self.globals = Globals(self._functions.values(), self.watch, self._ignored, self._apart)
         self.keys |= self.globals.keys
         for kind in dict.fromkeys(k for m in [*self._modules, model] for k in type(m).__mro__ if not is_elsewhere(k)):
             for name, x in vars(kind).items():
@@ -196,6 +202,30 @@ def _sharing(tensors: list[torch.Tensor | None]) -> Key:
     return None if len(set(at)) == len(at) else tuple([first.setdefault(a, i) for i, a in enumerate(at)])
 
 
+class InBackward(NamedTuple):
+    """The user's code that a step runs in backward: autograd Functions, and hooks that forward hangs on tensors.
+
+    functions : the code, without its closures. held : ids of objects that forward leaves to it. reads : path of a submodule ->
+    names of the attributes that it read.
+    """
+
+    functions: Sequence[types.FunctionType] = ()
+    held: Collection[int] = ()
+    reads: Mapping[str, Collection[str]] = types.MappingProxyType({})
+
+    def values(self, model: nn.Module, every: ModuleState, ignored: frozenset[str]) -> frozenset[str]:
+        """As `Expected.late`. every : all that forward and this code read."""
+        found = {f"{path}.{k}".lstrip(".") for path, names in self.reads.items() for k in names}
+        found |= Globals(self.functions, Watch(), ignored).keys.keys()
+        for path, m in model.named_modules():
+            found |= {f"{path}.{k}".lstrip(".") for k, x in vars(m).items() if id(x) in self.held}
+        whole = [text for i, text in every.globals.whole.items() if i in self.held]
+        return frozenset(found | {k for k in every.keys for text in whole if k == text or k.startswith(f"{text}.")})
+
+
+NOTHING = InBackward()
+
+
 @dataclass(frozen=True)
 class Expected:
     """The state of a module for which a captured step is valid.
@@ -203,11 +233,14 @@ class Expected:
     reads : path of a submodule -> names of the attributes that forward read there ("*": all); None: all of all submodules.
     ignored : attributes, by qualified name, and globals, as named in `keys`, that forward reads and changes itself.
     keys : name of a guarded value, such as "drop.p" or "the hooks of encoder.0" -> a key of the value.
+    late : names of the values that code in backward reads. early : those that forward reads; None: all.
     """
 
     reads: Mapping[str, frozenset[str]] | None
     ignored: frozenset[str]
     keys: Mapping[str, Key]
+    late: frozenset[str] = frozenset()
+    early: frozenset[str] | None = None
 
     @classmethod
     def of(
@@ -216,18 +249,27 @@ class Expected:
         reads: Mapping[str, Iterable[str]] | None = None,
         ignored: Iterable[str] = (),
         written: Collection[Any] = (),
+        backward: InBackward = NOTHING,
     ) -> Expected:
         """The present state of the module.
 
         written : places outside of it that forward changes itself, as in `SideEffects.written`; they are ignored too.
+        backward : the code that runs in backward.
         """
-        names = None if reads is None else {path: frozenset(found) for path, found in reads.items()}
-        left_out = frozenset(ignored)
-        state = ModuleState(model, names, left_out)
+        early = {path: frozenset(found) for path, found in (reads or {}).items()}
+        names = {
+            path: early.get(path, frozenset()).union(backward.reads.get(path, ()))
+            for path in {**early, **backward.reads}
+        }
+        every, left_out = None if reads is None else names, frozenset(ignored)
+        state = ModuleState(model, every, left_out)
         if more := state.globals.written(written):
             left_out |= more
-            state = ModuleState(model, names, left_out)
-        return cls(names, left_out, state.keys)
+            state = ModuleState(model, every, left_out)
+        if not (backward.functions or backward.reads):
+            return cls(every, left_out, state.keys)
+        of_forward = ModuleState(model, early, left_out, {f.__code__ for f in backward.functions}).keys
+        return cls(every, left_out, state.keys, backward.values(model, state, left_out), frozenset(of_forward))
 
     def differences(self, model: nn.Module) -> list[str]:
         """Names of the values that differ now, such as "drop.p"."""

@@ -52,12 +52,14 @@ class ModuleCall:
     tensors : the distinct tensors, in order of forward's parameters.
     spec : the structure they stand in; `tree.unflatten` gives the arguments by parameter name.
     form : how the caller passed them. given : the arguments themselves, by parameter name.
+    inside : its backward is expected inside of the block of autocast in which it is made.
     """
 
     tensors: list[torch.Tensor]
     spec: Any
     form: Form
     given: dict[str, Any]
+    inside: bool = False
 
     def on(self, tensors: list[torch.Tensor]) -> ModuleCall:
         """The same call on other tensors, in containers of its own."""
@@ -72,7 +74,7 @@ class ModuleCall:
         """
         shapes = [(tuple(t.shape), t.stride(), t.dtype, t.device, t.requires_grad, type(t)) for t in self.tensors]
         once = tuple([i for i, t in enumerate(self.tensors) if is_cast_once(t)]) if shares_casts() else ()
-        return (*shapes, _shared(self.tensors)), constants(self.spec), (*surroundings(), once)
+        return (*shapes, _shared(self.tensors)), constants(self.spec), (*surroundings(), once, self.inside)
 
     def taken_apart(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """A function of arguments by parameter name that calls forward as the caller did."""

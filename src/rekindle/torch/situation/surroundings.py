@@ -22,7 +22,7 @@ def surroundings() -> tuple[Any, ...]:
     It holds autocast, the default dtype, flags of torch's backends, function modes, and hooks on all modules.
     """
     cuda = torch.backends.cuda
-    cast = tuple([(k, torch.get_autocast_dtype(k)) for k in _KINDS if torch.is_autocast_enabled(k)])
+    cast = casts_now()
     return (
         (*cast, torch.is_autocast_cache_enabled()) if cast else (),
         torch.get_default_dtype(),
@@ -45,6 +45,11 @@ def set_flags(found: list[Any]) -> None:
     for (get, put), x in zip(_FLAGS, found, strict=True):
         if get() != x:
             put(x)
+
+
+def casts_now() -> tuple[tuple[str, torch.dtype], ...]:
+    """(kind of device, dtype) of each kind under autocast."""
+    return tuple([(k, torch.get_autocast_dtype(k)) for k in _KINDS if torch.is_autocast_enabled(k)])
 
 
 @contextlib.contextmanager

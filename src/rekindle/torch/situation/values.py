@@ -162,6 +162,13 @@ def _of_plain(x: Any) -> Key:
     return (kind, repr(x) if kind is slice else x)
 
 
+def plain_of(key: Key) -> Any:
+    """The plain value of which this is the key, or the key itself where it is of another value."""
+    if not isinstance(key, tuple) or len(key) != 2 or key[0] not in _PLAIN_TYPES or key[0] is slice:
+        return key
+    return float.fromhex(key[1]) if key[0] is float else key[1]
+
+
 class Walk:
     """One walk through a value. An object met again is named by its number; all objects count towards the limits."""
 

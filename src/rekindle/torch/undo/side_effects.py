@@ -76,7 +76,7 @@ class SideEffects:
         """Note the objects that the code reaches, as they are now."""
         self._by_hook = [set(self._reach(fn)) for _, _, fn in self._hooks]
         for kind in dict.fromkeys(type(m) for m in self._model.modules() if not is_torchs(type(m))):
-            for fn in _methods(kind):
+            for fn in methods_of(kind):
                 for name, holders in self._variables(fn):
                     self._name(name, holders)
         for path, m in self._model.named_modules():
@@ -206,7 +206,7 @@ class SideEffects:
                 yield from self._walk(y, depth + (not stands))
 
 
-def _methods(kind: type[nn.Module]) -> list[Any]:
+def methods_of(kind: type[nn.Module]) -> list[Any]:
     """`forward`, and of the user's classes the methods that it names, and those that they name."""
 
     def named(fn: Any) -> list[Any]:

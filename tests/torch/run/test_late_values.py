@@ -1,0 +1,126 @@
+"""Code in backward reads values as they are when backward runs, though they were set after forward."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rekindle
+from marks import sweep
+from rekindle import RekindleError
+
+CONFIG, SCALE = {"scale": 1.0}, 1.0
+
+
+def by_helper(gradient: Tensor) -> Tensor:
+    return gradient * CONFIG["scale"]
+
+
+class Scaled(torch.autograd.Function):
+    scale = 1.0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, owner: Any, held: Any) -> Tensor:
+        ctx.owner, ctx.held = owner, held
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        how = ctx.owner.how
+        if how == "helper":
+            return by_helper(gradient * 2), None, None
+        scale = Scaled.scale if how == "class" else ctx.held["scale"] if how == "held" else ctx.owner.scale
+        return gradient * 2 * scale, None, None
+
+
+class Net(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.scale, self.gain, self.table = how, 1.0, 1.0, {"scale": 1.0}
+        self.a, self.b = nn.Linear(8, 64), nn.Linear(64, 8)
+        if how == "module hook":
+            self.b.register_full_backward_hook(lambda m, given, got: (given[0] * SCALE,))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.a(x)) * self.gain
+        if self.how == "hook":
+            h.register_hook(lambda g: g * SCALE)
+        elif self.how == "method":
+            torch.autograd.graph.register_multi_grad_hook((h,), lambda _: None)
+            h.register_hook(self.hung)
+        elif self.how == "both":
+            h = Scaled.apply(h * self.scale, self, None)
+        elif self.how != "module hook":
+            h = Scaled.apply(h, self, self.table if self.how == "held" else None)
+        return self.b(h).tanh()  # type: ignore[no-any-return]
+
+    def hung(self, gradient: Tensor) -> Tensor:
+        return gradient * self.scale
+
+    def put(self, value: float) -> None:
+        global SCALE
+        SCALE = Scaled.scale = CONFIG["scale"] = self.scale = self.table["scale"] = value
+
+
+def gradients(model: Net, x: Tensor, after: float, gain: float = 1.0) -> list[Tensor]:
+    model.zero_grad()
+    loss = sum(model(x * (i + 1)).sum() for i in range(2))  # two calls, as in gradient accumulation
+    model.put(after)
+    model.gain = gain
+    loss.backward()  # type: ignore[union-attr]
+    model.put(1.0)
+    model.gain = 1.0
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def pair(how: str, **options: Any) -> tuple[Net, Net, Tensor]:
+    plain, x = Net(how), torch.randn(16, 8)
+    planned = rekindle.checkpoint(
+        copy.deepcopy(plain), x, minimize="memory", solver="storages", progress=False, **options
+    )
+    return plain, planned, x
+
+
+@pytest.mark.parametrize("how", ["class", "helper", "module", "hook", "module hook", "method", "both"])
+@pytest.mark.filterwarnings("ignore:a backward whose code reads")
+def test_backward_reads_what_was_set_after_forward(how: str) -> None:
+    plain, planned, x = pair(how)
+    for after in (1.0, 7.0):
+        assert all(map(torch.equal, gradients(plain, x, after), gradients(planned, x, after)))
+    assert rekindle.status(planned).calls == 4
+
+
+@pytest.mark.filterwarnings("ignore:a backward whose code reads")
+def test_forward_has_its_own_values_where_it_runs_again() -> None:
+    plain, planned, x = pair("module")
+    assert all(map(torch.equal, gradients(plain, x, 7.0, gain=3.0), gradients(planned, x, 7.0, gain=3.0)))
+
+
+def test_a_value_that_only_forward_reads_costs_nothing(recwarn: pytest.WarningsRecorder) -> None:
+    plain, planned, x = pair("module")
+    assert all(map(torch.equal, gradients(plain, x, 1.0, gain=3.0), gradients(planned, x, 1.0, gain=3.0)))
+    assert not recwarn.list
+
+
+def test_an_object_that_forward_hands_on_must_not_change() -> None:
+    _, planned, x = pair("held")
+    with pytest.raises(RekindleError, match="a backward whose code reads table, which was set after forward"):
+        gradients(planned, x, 7.0)
+
+
+@pytest.mark.filterwarnings("ignore:a backward whose code reads")
+def test_parts_and_copies_on_the_host_do_the_same() -> None:
+    plain, planned, x = pair("class", offload=True)
+    assert all(map(torch.equal, gradients(plain, x, 7.0), gradients(planned, x, 7.0)))
+
+
+@sweep
+def test_compiled_code_refuses_what_was_set_after_forward() -> None:
+    _, planned, x = pair("hook", compile=True)
+    gradients(planned, x, 1.0)
+    with pytest.raises(RekindleError, match="was set after forward, and code in backward of Net may read it"):
+        gradients(planned, x, 7.0)
