@@ -70,10 +70,15 @@ class Globals:
     def _read(self, f: types.FunctionType) -> None:
         table = f.__globals__
         where = f"the global {table.get('__name__', '?')}"
+        if id(f) not in self._watch.code:
+            text = f"the function {f.__qualname__}"
+            self.keys[text] = (*self.keys.get(text, ()), key_of(f, self._watch))
         self.names.update(*[c.co_names for c in codes_in(f.__code__)])
         for path in global_paths(f.__code__):
             if path[0] in table:
                 self._follow(table, path, where, table)
+            else:  # a built-in name
+                self._watch.lack(table, path[0])
         for level, name, path in imports(f.__code__):
             package = str(table.get("__package__") or "") if level else ""
             with contextlib.suppress(ImportError, ValueError):
@@ -91,24 +96,47 @@ class Globals:
 
         holder : where the first name stands. where : the holder's name. table : the globals of the code.
         """
+        self._watch.name(holder, path[0])
         for i, name in enumerate(path):
             x, text = holder[name], f"{where}.{'.'.join(path[: i + 1])}"
-            self._watch.name(holder, name)
             if isinstance(x, staticmethod | classmethod):
                 x = x.__func__
             if isinstance(x, _FUNCTIONS):
                 self._function(text, x, table)
-                return
+                holder = getattr(x, "__dict__", {})
+                if i + 1 == len(path) or path[i + 1] not in holder:
+                    return
+                self._watch.name(holder, path[i + 1])
+                self._places.append((f"{text}.{path[i + 1]}", {id(holder)}))
+                continue
             if is_simple(x):
                 self.keys[text] = key_of(x, self._watch)
                 return
             if isinstance(x, type) and issubclass(x, torch.autograd.Function):  # autograd calls its methods
                 self._pending += [g for f in vars(x).values() for g in _with_inner(f) if _is_followed(g, table)]
-            found = None if i + 1 == len(path) or is_elsewhere(x) else _holder(x, path[i + 1])
+            found = None if i + 1 == len(path) or is_elsewhere(x) else self._holder(x, path[i + 1])
             if found is None or _by_code(x, path[i + 1], found):
                 break
             holder = found
         self._whole(text, x)
+
+    def _holder(self, x: Any, name: str) -> Mapping[str, Any] | None:
+        """The table in which Python finds the attribute; None: code computes it. All tables before it are watched."""
+        own = getattr(x, "__dict__", None)
+        tables: list[Mapping[str, Any]] = [own] if not isinstance(x, type) and isinstance(own, dict) else []
+        for kind in x.__mro__ if isinstance(x, type) else type(x).__mro__:
+            if name in vars(kind) or not is_elsewhere(kind):
+                tables.append(vars(kind))
+            if name in vars(kind):
+                break
+        found = [t for t in tables if name in t]
+        for t in tables:
+            self._watch.name(t, name) if name in t else self._watch.lack(t, name)
+        if not found or hasattr(
+            type(found[-1][name]), "__set__"
+        ):  # as a property has, which goes before the object's own
+            return found[-1] if found else None
+        return found[0]
 
     def _function(self, text: str, x: Any, table: Mapping[str, Any]) -> None:
         followed = [g for g in _with_inner(x) if _is_followed(g, table)]
@@ -137,15 +165,6 @@ class Globals:
         for s in slots_of(type(x)):
             if s in left or s not in fields:
                 self._watch.slots.append((x, s))
-
-
-def _holder(x: Any, name: str) -> Mapping[str, Any] | None:
-    """The table in which Python finds the attribute; None: code computes it."""
-    own = getattr(x, "__dict__", None)
-    if not isinstance(x, type) and isinstance(own, dict) and name in own:
-        return own
-    kinds = x.__mro__ if isinstance(x, type) else type(x).__mro__
-    return next((k.__dict__ for k in kinds if name in k.__dict__), None)
 
 
 def _by_code(x: Any, name: str, holder: Mapping[str, Any]) -> bool:

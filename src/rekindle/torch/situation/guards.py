@@ -26,6 +26,7 @@ from .values import Key, Watch, apart_from_identity, key_of
 
 _OF_TORCH = frozenset(dir(nn.Module)) - {"forward", "training"}
 _KIND = attrgetter("requires_grad", "dtype", "shape", "device")
+_STRIDED = torch.strided  # looked up once: each call asks for the layout of each tensor
 _MISSING: Any = object()
 
 
@@ -42,6 +43,7 @@ class ModuleState:
         self._watch = Watch({id(m) for m in modules.values()})
         self._modules = [m for m in modules.values() if m is not model]
         self._of_root: Any = None  # getter of the guarded names in the module itself, whose `__dict__` is not kept
+        self._of_class_only: set[str] = set()  # guarded names that the module itself has not, but its class
         self._tables: list[dict[str, Any]] = []  # of parameters
         self._held_by: list[tuple[dict[str, Any] | None, str]] = []  # places of tensors that are no parameters
         self._classes: dict[tuple[type, str], Any] = {}
@@ -73,6 +75,7 @@ class ModuleState:
             and len(now[1]) == len(values)
             and all(map(is_, now[1], values))
             and now[2] == tensors
+            and model.__dict__.keys().isdisjoint(self._of_class_only)
             and self._watch.unchanged()
             and all(getattr(c, name, _MISSING) is x for (c, name), x in self._classes.items())
         )
@@ -86,7 +89,7 @@ class ModuleState:
             [*map(id, params)],
             [*map(type, params)],
             [*map(_KIND, params)],
-            [p.stride() for p in params if p.layout is torch.strided],
+            [p.stride() for p in params if p.layout is _STRIDED],
             [*map(_kind, held)],
             _sharing(held),
         )
@@ -123,6 +126,8 @@ class ModuleState:
         of_instance -= {"forward"} if is_root else set()  # the planned forward stands there
         for k in ({"forward", *(names or ())}) - of_instance - _OF_TORCH - {"*"}:
             self.keys[prefix + k] = self._of_class(own_class(m), k)
+            if k != "forward":  # for which the number of all names is enough, and quicker
+                self._of_class_only.add(k) if is_root else self._watch.lack(own, k)
         for k in ({"forward", *(names or ())} & of_instance) - _OF_TORCH - {"*"}:
             if hasattr(own_class(m), k):  # a function that stands in its place may call it
                 self.keys[f"{prefix}{k} of its class"] = self._of_class(own_class(m), k)
@@ -173,12 +178,12 @@ class ModuleState:
 
 def _kind(t: torch.Tensor | None) -> Key:
     """A key of the properties of a tensor on which the graph depends."""
-    return None if t is None else (*_KIND(t), t.stride() if t.layout is torch.strided else ())
+    return None if t is None else (*_KIND(t), t.stride() if t.layout is _STRIDED else ())
 
 
 def _sharing(tensors: list[torch.Tensor | None]) -> Key:
     """A key of which tensors share memory, since forward may write to one of them."""
-    at = [t.untyped_storage()._cdata for t in tensors if t is not None and t.layout is torch.strided]
+    at = [t.untyped_storage()._cdata for t in tensors if t is not None and t.layout is _STRIDED]
     first: dict[int, int] = {}
     return None if len(set(at)) == len(at) else tuple([first.setdefault(a, i) for i, a in enumerate(at)])
 
