@@ -279,21 +279,11 @@ def _is_config(v: Any, holder: Any) -> bool:
 _CONTAINERS = frozenset({dict, list, tuple, type})
 
 
-def _beside(branch: tree.Branch) -> tuple[Key, ...]:
-    """A key of the plain attributes of a container whose class is not a built-in one."""
-    fields = getattr(branch.like, "__dict__", None)
-    if isinstance(branch.like, type) or not isinstance(fields, dict):
-        return ()
-    found = [(k, key_of(x)) for k, x in fields.items() if isinstance(x, PLAIN) and k not in (branch.keys or ())]
-    return (tuple(found),) if found else ()
-
-
 def constants(spec: Any) -> Key:
     """A hashable key of a structure that `tree.flatten` returned: its shape, its keys, its constants."""
     if isinstance(spec, tree.Branch):
         kind = spec.like if isinstance(spec.like, type) else type(spec.like)
-        more = _beside(spec) if type(spec.like) not in _CONTAINERS else ()
-        more += () if spec.place is None else (spec.place,)
+        more = () if spec.place is None else (spec.place,)
         return (kind, spec.keys, tuple([constants(c) for c in spec.children]), *more)
     return spec if isinstance(spec, tree.Leaf | tree.Opaque | tree.LeftOut | tree.Kept) else key_of(spec)
 
