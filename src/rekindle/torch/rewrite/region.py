@@ -12,7 +12,7 @@ from torch import fx
 
 from ..capture.captured import Captured
 from ..lowering.editing import Editor
-from ..lowering.gradient_additions import additions
+from ..lowering.gradient_additions import SLICE, additions, casts
 from ..lowering.phases import depend_on_gradients
 from ..lowering.shape_only import is_stand_in
 from ..operators import rules
@@ -40,9 +40,6 @@ class Region:
     unproven: frozenset[fx.Node] = frozenset()
 
 
-SLICE = "rekindle_slice"  # a mark of new ops
-
-
 def is_slice(n: fx.Node) -> bool:
     """Whether the op belongs to a region that runs in slices."""
     return SLICE in n.meta
@@ -64,9 +61,10 @@ def units(cuts: Mapping[fx.Node, Cut]) -> int:
 
 
 def handed_over_whole(c: Captured) -> set[fx.Node]:
-    """The ops that add up the gradients of several uses of a parameter or input. Their arguments may be handed over one by one,
-    for autograd to add them up (see `run.gradient_sums`), so they run whole."""
-    return {n for nodes in additions(c).values() for n in nodes}
+    """The ops that add up the gradients of several uses of a parameter or input, or of its cast by autocast. Their arguments may
+    be handed over one by one, for autograd to add them up (see `run.gradient_sums`), so they run whole."""
+    several = [cast for cast in casts(c).values() if cast.adds]
+    return {n for nodes in additions(c).values() for n in nodes} | {n for x in several for n in (x.node, *x.adds)}
 
 
 def source(a: fx.Node) -> Tensor:
