@@ -192,6 +192,8 @@ WAYS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Change]] = {
     "before __getattr__ of a file": (lambda x: x * FILE.lazy, put(FILE, "lazy")),
     "an enum": (lambda x: x * MODE.value, item(globals(), "MODE", Mode.TWO)),
     "a named tuple": (lambda x: x * PAIR.gain, item(globals(), "PAIR", Pair(3.0, 1.0))),
+    "a function of torch": (lambda x: torch.tanh(x), put(torch, "tanh", torch.sin)),
+    "a function of torch, by a path": (lambda x: torch.nn.functional.gelu(x), put(nn.functional, "gelu", torch.sin)),
     "a built-in function": (lambda x: x * abs(-1.5), item(globals(), "abs", lambda _: 3.0)),
 }  # fmt: skip
 

@@ -37,7 +37,8 @@ class Cast(NamedTuple):
     """The cast of a leaf that autocast makes once for all uses.
 
     part : number of the part of the leaf's gradient, in the order in which `additions` add them up, that comes through it.
-    node : makes that part of the cast's own gradient, or a slice of it. adds : the nodes that add up the latter, if several ops read the cast.
+    node : makes that part of the cast's own gradient, or a slice of it.
+    adds : the nodes that add up the cast's gradient, if several ops read the cast.
     """
 
     part: int

@@ -61,8 +61,8 @@ def units(cuts: Mapping[fx.Node, Cut]) -> int:
 
 
 def handed_over_whole(c: Captured) -> set[fx.Node]:
-    """The ops that add up the gradients of several uses of a parameter or input, or of its cast by autocast. Their arguments may
-    be handed over one by one, for autograd to add them up (see `run.gradient_sums`), so they run whole."""
+    """The ops that add up the gradients of several uses of a parameter or input, or of its cast by autocast. Their arguments
+    may be handed over one by one, for autograd to add them up (see `run.gradient_sums`), so they run whole."""
     several = [cast for cast in casts(c).values() if cast.adds]
     return {n for nodes in additions(c).values() for n in nodes} | {n for x in several for n in (x.node, *x.adds)}
 

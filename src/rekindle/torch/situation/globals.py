@@ -114,7 +114,9 @@ class Globals:
                 return
             if isinstance(x, type) and issubclass(x, torch.autograd.Function):  # autograd calls its methods
                 self._pending += [g for f in vars(x).values() for g in _with_inner(f) if _is_followed(g, table)]
-            found = None if i + 1 == len(path) or is_elsewhere(x) else self._holder(x, path[i + 1])
+            is_torch = isinstance(x, types.ModuleType) and x.__name__.partition(".")[0] == "torch"
+            closed = is_elsewhere(x) and not is_torch
+            found = None if i + 1 == len(path) or closed else self._holder(x, path[i + 1])
             if found is None or _by_code(x, path[i + 1], found):
                 break
             holder = found

@@ -58,6 +58,15 @@ def is_cast_once(t: torch.Tensor) -> bool:
     return t.requires_grad and t.is_leaf and t.dtype == torch.float32 and not t._is_view()
 
 
+def not_in_graphs() -> str:
+    """What the user has set for all calls and compiled code would not run, as a verb and its object; "" if nothing."""
+    if any(_HOOKS) and any(not is_torchs(h) for table in _HOOKS for h in table.values()):
+        return "has hooks on all modules"
+    if function_modes_number() and any(not isinstance(m, DeviceContext) for m in function_modes()):
+        return "is called under a TorchFunctionMode"
+    return ""
+
+
 _KINDS = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)  # kinds of devices whose autocast counts here
 _HOOKS = [getattr(torch_module, f"_global{kind}") for kind in HOOKS]
 

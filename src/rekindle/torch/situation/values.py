@@ -116,7 +116,7 @@ class Watch:
         tables = chain.from_iterable([chain(dict.keys(t), dict.values(t)) for t in self.tables])
         slots = [getattr(x, name, _MISSING) for x, name in self.slots]
         named = chain.from_iterable([get(t) for t, get in self._getters])
-        code = chain.from_iterable(map(_CODE, self.code.values()))
+        code = chain.from_iterable(map(CODE, self.code.values()))
         return chain(tables, chain.from_iterable(self.rows), cells, slots, named, code, _END)
 
     def _sizes(self) -> list[Any]:
@@ -125,7 +125,7 @@ class Watch:
 
 _MISSING: Any = object()
 _END = (object(),)  # without it, more or fewer objects than before would pass
-_CODE = attrgetter("__code__", "__defaults__", "__kwdefaults__")
+CODE = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 
 
 _PLAIN_TYPES = frozenset({bool, int, float, complex, str, bytes, type(None), range, slice, torch.dtype, torch.device,
