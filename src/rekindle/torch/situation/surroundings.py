@@ -28,7 +28,9 @@ def surroundings() -> tuple[Any, ...]:
         (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled()),
         (torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled, precision.of_products()),
         tuple([_mode(m) for m in function_modes()]) if function_modes_number() else (),
-        tuple([key_of(h) for table in _HOOKS for h in table.values() if not is_torchs(h)]) if any(_HOOKS) else (),
+        tuple([(i, key_of(h)) for i, t in enumerate(_HOOKS) for h in t.values() if not is_torchs(h)])
+        if any(_HOOKS)
+        else (),
     )
 
 
