@@ -322,7 +322,7 @@ def _walk(x: Any, at: str) -> None:
         raise UsageError(f"{at} is a NumPy array, which a plan would fix for good; make it a tensor (torch.from_numpy)")
     elif isinstance(x, Iterator):
         raise UsageError(f"{at} is a {type(x).__name__}, which can be read only once; give a list or a tuple")
-    elif hasattr(x, "get_seq_length"):  # a cache of transformers: state, which `tree` does not take apart
+    elif hasattr(type(x), "get_seq_length"):  # a cache of transformers: state, which `tree` does not take apart
         return
     elif isinstance(x, Mapping):
         for k in x:

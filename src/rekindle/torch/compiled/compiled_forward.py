@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,8 +24,13 @@ from ..measure.caches import without_caches
 from ..measure.recording import signature
 from ..run.own_forward import SwitchedForward
 from ..serve.said_once import WarnOnce
+from ..situation.callables import codes_in
+from ..situation.surroundings import not_in_graphs
+from ..situation.values import CODE
+from ..tensors import tree
 from ..tensors.lock import LOCK
-from .compiler import as_partitioner, mode_settings
+from ..tensors.objects import function_in
+from .compiler import allow_retaining, as_partitioner, mode_settings
 from .late_values import LateValues
 from .saving import Saving
 
@@ -57,6 +63,9 @@ class CompiledForward(SwitchedForward):
         self._call: Any = None
         self._warned = WarnOnce()
         self.raises = False  # the compiler's errors, in place of a warning
+        self._functions: list[Any] | None = functions_of_classes(
+            model
+        )  # as they are compiled; None: as at the next call
 
     def _pickled(self) -> Any:
         way = None if self.way is None else self.way.saves
@@ -68,7 +77,7 @@ class CompiledForward(SwitchedForward):
             None if way is None else Compiled(way),
             CompileOptions(options["mode"], options["options"]),
         )
-        self._call, self._warned, self.raises = None, WarnOnce(), False
+        self._call, self._warned, self.raises, self._functions = None, WarnOnce(), False, None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledForward:
         copied = super().__deepcopy__(memo)
@@ -86,7 +95,8 @@ class CompiledForward(SwitchedForward):
             self.count_plain(model is not None and model.training == self._training)
             return self.plain(*args, **kwargs)
         assert model is not None
-        if why := not_compiled(model, self._own):
+        self._functions = self._functions or functions_of_classes(model)
+        if why := not_compiled(model, self._own) or replaced(self._functions) or not_in_graphs():
             self._say_plain(
                 f"{type(model).__name__} {why}, which compiled code would not run: its calls run uncompiled"
             )
@@ -115,6 +125,7 @@ class CompiledForward(SwitchedForward):
                     run = functools.partial(self._call, model, *args, **kwargs)
                     result = self.copies.run(model, (args, kwargs), run)
                 self.tally.ran += 1
+                allow_retaining(tree.tensors_in(result))
                 self._late = self._late or LateValues(model)
                 self._late.watch(result)
                 return result
@@ -154,6 +165,30 @@ def not_compiled(module: nn.Module, own: Any) -> str:
         table[a] or table[b] or table[c] or table[d] for table in inside
     ):  # at each call: a loop over HOOKS takes twice as long
         return "has hooks on its submodules"
+    return ""
+
+
+def functions_of_classes(model: nn.Module) -> list[Any]:
+    """(class, name, function, its code and defaults) of the forwards of the submodules' classes and of the methods that these
+    name, and so on. Dynamo takes them for granted, and has no guard for them."""
+    found: list[Any] = []
+    for kind in dict.fromkeys(map(type, model.modules())):
+        names = ["forward"]
+        for name in names:  # which grows
+            f = function_in(inspect.getattr_static(kind, name, None))
+            if isinstance(f, types.FunctionType):
+                found.append((kind, name, f, CODE(f)))
+                names += [
+                    k for c in codes_in(f.__code__) for k in c.co_names if k not in names and k not in vars(nn.Module)
+                ]
+    return found
+
+
+def replaced(functions: list[Any]) -> str:
+    """Why a part must run uncompiled: one of `functions_of_classes` is another one now; "" if none is."""
+    for kind, name, f, code in functions:
+        if function_in(getattr(kind, name, None)) is not f or CODE(f) != code:
+            return f"has another {kind.__name__}.{name} than when it was compiled"
     return ""
 
 

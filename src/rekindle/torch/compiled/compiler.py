@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import fx
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter as version_counters_kept
+
+from ..private import backward_keeps_graph
 
 
 def compile_graph(
@@ -29,6 +33,41 @@ def compile_graph(
     inputs = [fake.from_tensor(t, static_shapes=True) for t in tensors]
     with tracing(TracingContext(fake)):
         return compile_fx(copy.deepcopy(graph), inputs, config_patches=settings)  # type: ignore[return-value]
+
+
+def allow_retaining(results: Iterable[torch.Tensor]) -> None:
+    """Let the compiled backward of these results run with retain_graph=True. Its code writes over tensors that forward saved,
+    for which torch refuses to retain them; they are put back afterwards."""
+    nodes: set[Any] = {t.grad_fn for t in results} - {None}
+    for node in nodes | {n for x in nodes if type(x).__name__ != _NODE for n, _ in x.next_functions}:  # behind views
+        how = node._forward_cls.metadata if type(node).__name__ == _NODE else None
+        if how is not None and (over := vars(how).setdefault("rekindle_written", how.bw_donated_idxs)):
+            _put_back(node, how, over)
+
+
+def _put_back(node: Any, how: Any, over: Sequence[int]) -> None:
+    at: Any = weakref.ref(node)  # weak: the node holds its hooks
+    kept: list[Any] = []
+
+    def before(_: Any) -> None:
+        if backward_keeps_graph():
+            saved = [*at().saved_tensors, *getattr(at(), "_tensors_no_vc_check", ())]
+            written = tuple([saved[i] for i in over if i < len(saved)])
+            kept[:] = [(version_counters_kept(written), [(t, t.clone()) for t in written])]
+            how.bw_donated_idxs = []  # torch asks whether there are any
+
+    def after(*_: Any) -> None:
+        for versions, pairs in kept:
+            with versions, torch.no_grad():
+                for t, was in pairs:
+                    t.copy_(was)
+        kept.clear()
+
+    node.register_prehook(before)
+    node.register_hook(after)
+
+
+_NODE = "CompiledFunctionBackward"  # autograd's node of what is compiled
 
 
 def mode_settings(mode: str | None) -> dict[str, Any]:

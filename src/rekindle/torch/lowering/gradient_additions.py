@@ -11,6 +11,8 @@ from torch import fx
 from ..capture.captured import Captured
 from ..operators import rules
 
+SLICE = "rekindle_slice"  # a mark of ops of a region that runs in slices
+_PUT_TOGETHER = (torch.ops.aten.cat.default, torch.ops.aten.slice_scatter.default)  # as `rewrite.slices` does it
 _TORCH_SAYS = "Gradient addition node"  # how torch's note begins on a node that adds up gradients from several uses
 
 
@@ -53,7 +55,8 @@ class Cast(NamedTuple):
     """The cast of a leaf that autocast makes once for all uses.
 
     part : number of the part of the leaf's gradient, in the order in which `additions` add them up, that comes through it.
-    node : makes that part of the cast's own gradient. adds : the nodes that add up the latter, if several ops read the cast.
+    node : makes that part of the cast's own gradient, or a slice of it.
+    adds : the nodes that add up the cast's gradient, if several ops read the cast.
     """
 
     part: int
@@ -78,7 +81,7 @@ def casts(c: Captured) -> dict[fx.Node, Cast]:
         parts = [
             unaliased(x) for x in ([adds[-1].args[0], *(n.args[1] for n in reversed(adds))] if adds else [gradient])
         ]
-        through = [(i, x) for i, x in enumerate(parts) if x.target is torch.ops.aten._to_copy.default]
+        through = [(i, x) for i, x in enumerate(map(_whole, parts)) if x.target is torch.ops.aten._to_copy.default]
         if len(through) == 1:
             part, node = through[0]
             inner = [unaliased(node.args[0])]
@@ -93,6 +96,13 @@ def unaliased(node: Any) -> Any:
     while isinstance(node, fx.Node) and node.op == "call_function" and node.target in rules.PASS_THROUGH:
         node = node.args[0]
     return node
+
+
+def _whole(node: Any) -> Any:
+    """A node that makes a slice of the tensor, where it is put together of slices; else the node itself."""
+    if isinstance(node, fx.Node) and SLICE in node.meta and node.target in _PUT_TOGETHER:
+        node = node.args[0][0] if node.target is torch.ops.aten.cat.default else node.args[1]  # type: ignore[index]
+    return unaliased(node)
 
 
 def _uses(node: fx.Node) -> int:

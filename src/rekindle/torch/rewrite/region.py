@@ -12,7 +12,7 @@ from torch import fx
 
 from ..capture.captured import Captured
 from ..lowering.editing import Editor
-from ..lowering.gradient_additions import additions, additions_of_results
+from ..lowering.gradient_additions import SLICE, additions, additions_of_results, casts
 from ..lowering.phases import depend_on_gradients
 from ..lowering.shape_only import is_stand_in
 from ..operators import rules
@@ -40,9 +40,6 @@ class Region:
     unproven: frozenset[fx.Node] = frozenset()
 
 
-SLICE = "rekindle_slice"  # a mark of new ops
-
-
 def is_slice(n: fx.Node) -> bool:
     """Whether the op belongs to a region that runs in slices."""
     return SLICE in n.meta
@@ -64,11 +61,13 @@ def units(cuts: Mapping[fx.Node, Cut]) -> int:
 
 
 def handed_over_whole(c: Captured) -> set[fx.Node]:
-    """The ops that add up the gradients of several uses of a parameter or input, or of a result to which gradients may come
-    from the loss. Their arguments may be handed over one by one, for autograd to add them up (see `run.gradient_sums`), so they
-    run whole."""
+    """The ops that add up the gradients of several uses of a parameter or input, of its cast by autocast, or of a result to
+    which gradients may come from the loss. Their arguments may be handed over one by one, for autograd to add them up (see
+    `run.gradient_sums`), so they run whole."""
     of_results = [g for x, g in additions_of_results(c).items() if c.inner[x].output not in c.ignored_outputs]
-    return {n for nodes in [*additions(c).values(), *of_results] for n in nodes}
+    several = [cast for cast in casts(c).values() if cast.adds]
+    of_casts = {n for x in several for n in (x.node, *x.adds)}
+    return {n for nodes in [*additions(c).values(), *of_results] for n in nodes} | of_casts
 
 
 def source(a: fx.Node) -> Tensor:

@@ -80,11 +80,16 @@ class Globals:
     def _read(self, f: types.FunctionType) -> None:
         table = f.__globals__
         where = f"the global {table.get('__name__', '?')}"
+        if id(f) not in self._watch.code:
+            text = f"the function {f.__qualname__}"
+            self.keys[text] = (*self.keys.get(text, ()), key_of(f, self._watch))
         codes = [*codes_in(f.__code__, self._apart)]
         self.names.update(*[c.co_names for c in codes])
         for path in dict.fromkeys(path for c in codes for path in global_paths(c)):
             if path[0] in table:
                 self._follow(table, path, where, table)
+            else:  # a built-in name
+                self._watch.lack(table, path[0])
         for level, name, path in dict.fromkeys(found for c in codes for found in imports(c)):
             package = str(table.get("__package__") or "") if level else ""
             with contextlib.suppress(ImportError, ValueError):
@@ -104,15 +109,20 @@ class Globals:
 
         holder : where the first name stands. where : the holder's name. table : the globals of the code.
         """
+        self._watch.name(holder, path[0])
         for i, name in enumerate(path):
-            self._watch.name(holder, name)
             x = (vars(holder) if isinstance(holder, type) else holder)[name]
             text = f"{where}.{'.'.join(path[: i + 1])}"
             if isinstance(x, staticmethod | classmethod):
                 x = x.__func__
             if isinstance(x, _FUNCTIONS):
                 self._function(text, x, table)
-                return
+                holder = getattr(x, "__dict__", {})
+                if i + 1 == len(path) or path[i + 1] not in holder:
+                    return
+                self._watch.name(holder, path[i + 1])
+                self._places.append((f"{text}.{path[i + 1]}", {id(holder)}))
+                continue
             if is_simple(x):
                 self.whole[id(x)] = text
                 self.keys[text] = key_of(x, self._watch)
@@ -121,11 +131,31 @@ class Globals:
                 self.backward += [g for g in _with_inner(x.backward) if _is_followed(g, table)]
                 methods = [f for k, f in vars(x).items() if not (self._apart and k == "backward")]
                 self._pending += [g for f in methods for g in _with_inner(f) if _is_followed(g, table)]
-            found = None if i + 1 == len(path) or is_elsewhere(x) else _holder(x, path[i + 1])
+            is_torch = isinstance(x, types.ModuleType) and x.__name__.partition(".")[0] == "torch"
+            closed = is_elsewhere(x) and not is_torch
+            found = None if i + 1 == len(path) or closed else self._holder(x, path[i + 1])
             if found is None or _by_code(x, path[i + 1], found):
                 break
             holder = found
         self._whole(text, x)
+
+    def _holder(self, x: Any, name: str) -> Mapping[str, Any] | type | None:
+        """The table, or the class, in which Python finds the attribute; None: code computes it. All before it are watched."""
+        own = getattr(x, "__dict__", None)
+        places: list[Any] = [own] if not isinstance(x, type) and isinstance(own, dict) else []
+        for kind in x.__mro__ if isinstance(x, type) else type(x).__mro__:
+            if name in vars(kind) or not is_elsewhere(kind):
+                places.append(kind)
+            if name in vars(kind):
+                break
+        tables = [(p, vars(p) if isinstance(p, type) else p) for p in places]
+        for p, t in tables:
+            self._watch.name(p, name) if name in t else self._watch.lack(t, name)
+        found = [(p, t[name]) for p, t in tables if name in t]
+        if not found:
+            return None
+        # A property, which can be set, goes before the object's own.
+        return (found[-1] if hasattr(type(found[-1][1]), "__set__") else found[0])[0]
 
     def _function(self, text: str, x: Any, table: Mapping[str, Any]) -> None:
         followed = [g for g in _with_inner(x) if _is_followed(g, table)]
@@ -155,15 +185,6 @@ class Globals:
         for s in slots_of(type(x)):
             if s in left or s not in fields:
                 self._watch.slots.append((x, s))
-
-
-def _holder(x: Any, name: str) -> Mapping[str, Any] | type | None:
-    """The table, or the class, in which Python finds the attribute; None: code computes it."""
-    own = getattr(x, "__dict__", None)
-    if not isinstance(x, type) and isinstance(own, dict) and name in own:
-        return own
-    kinds = x.__mro__ if isinstance(x, type) else type(x).__mro__
-    return next((k for k in kinds if name in k.__dict__), None)
 
 
 def _by_code(x: Any, name: str, holder: Mapping[str, Any] | type) -> bool:

@@ -26,6 +26,7 @@ from .values import Key, Watch, apart_from_identity, key_of
 
 _OF_TORCH = frozenset(dir(nn.Module)) - {"forward", "training"}
 _KIND = attrgetter("requires_grad", "dtype", "shape", "device")
+_STRIDED = torch.strided  # looked up once: each call asks for the layout of each tensor
 _MISSING: Any = object()
 
 
@@ -48,6 +49,7 @@ class ModuleState:
         self.watch = Watch({id(m) for m in modules.values()})
         self._modules = [m for m in modules.values() if m is not model]
         self._of_root: Any = None  # getter of the guarded names in the module itself, whose `__dict__` is not kept
+        self._of_class_only: set[str] = set()  # guarded names that the module itself has not, but its class
         self._tables: list[dict[str, Any]] = []  # of parameters
         self._held_by: list[tuple[dict[str, Any] | None, str]] = []  # places of tensors that are no parameters
         self._classes: dict[tuple[type, str], Any] = {}
@@ -79,6 +81,7 @@ class ModuleState:
             and len(now[1]) == len(values)
             and all(map(is_, now[1], values))
             and now[2] == tensors
+            and model.__dict__.keys().isdisjoint(self._of_class_only)
             and self.watch.unchanged()
             and all(getattr(c, name, _MISSING) is x for (c, name), x in self._classes.items())
         )
@@ -96,7 +99,7 @@ class ModuleState:
             [*map(id, params)],
             [*map(type, params)],
             [*map(_KIND, params)],
-            [p.stride() for p in params if p.layout is torch.strided],
+            [p.stride() for p in params if p.layout is _STRIDED],
             [*map(_kind, held)],
             _sharing(held),
         )
@@ -134,6 +137,8 @@ class ModuleState:
         of_instance -= {"forward"} if is_root else set()  # the planned forward stands there
         for k in of_class - of_instance:
             self.keys[prefix + k] = self._of_class(own_class(m), k)
+            if k != "forward":  # for which the number of all names is enough, and quicker
+                self._of_class_only.add(k) if is_root else self.watch.lack(own, k)
         for k in of_class & of_instance:
             if hasattr(own_class(m), k):  # a function that stands in its place may call it
                 self.keys[f"{prefix}{k} of its class"] = self._of_class(own_class(m), k)
@@ -192,12 +197,12 @@ def _methods(kind: type) -> list[str]:
 
 def _kind(t: torch.Tensor | None) -> Key:
     """A key of the properties of a tensor on which the graph depends."""
-    return None if t is None else (*_KIND(t), t.stride() if t.layout is torch.strided else ())
+    return None if t is None else (*_KIND(t), t.stride() if t.layout is _STRIDED else ())
 
 
 def _sharing(tensors: list[torch.Tensor | None]) -> Key:
     """A key of which tensors share memory, since forward may write to one of them."""
-    at = [t.untyped_storage()._cdata for t in tensors if t is not None and t.layout is torch.strided]
+    at = [t.untyped_storage()._cdata for t in tensors if t is not None and t.layout is _STRIDED]
     first: dict[int, int] = {}
     return None if len(set(at)) == len(at) else tuple([first.setdefault(a, i) for i, a in enumerate(at)])
 

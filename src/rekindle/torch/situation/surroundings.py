@@ -29,7 +29,7 @@ def surroundings() -> tuple[Any, ...]:
         (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled()),
         (torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled, precision.of_products()),
         tuple([_mode(m) for m in function_modes()]) if function_modes_number() else (),
-        tuple([key_of(h) for table in GLOBAL_HOOKS for h in table.values() if not is_torchs(h)])
+        tuple([(i, key_of(h)) for i, t in enumerate(GLOBAL_HOOKS) for h in t.values() if not is_torchs(h)])
         if any(GLOBAL_HOOKS)
         else (),
     )
@@ -76,6 +76,15 @@ def casting_device() -> str:
 def is_cast_once(t: torch.Tensor) -> bool:
     """Whether autocast, while `shares_casts`, casts this tensor once for all its uses: it does so for trained leaves."""
     return t.requires_grad and t.is_leaf and t.dtype == torch.float32 and not t._is_view()
+
+
+def not_in_graphs() -> str:
+    """What the user has set for all calls and compiled code would not run, as a verb and its object; "" if nothing."""
+    if any(GLOBAL_HOOKS) and any(not is_torchs(h) for table in GLOBAL_HOOKS for h in table.values()):
+        return "has hooks on all modules"
+    if function_modes_number() and any(not isinstance(m, DeviceContext) for m in function_modes()):
+        return "is called under a TorchFunctionMode"
+    return ""
 
 
 _KINDS = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)  # kinds of devices whose autocast counts here

@@ -20,7 +20,7 @@ import zlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
-from operator import is_, itemgetter
+from operator import attrgetter, contains, is_, itemgetter
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ from ..tensors.objects import (
     function_in,
     is_elsewhere,
     is_simple,
+    is_users,
     put_back,
     slots_of,
 )
@@ -63,6 +64,7 @@ class Watch:
         self.own = own
         self.kinds: dict[int, tuple[Any, Key]] = {}  # classes and Python modules that a walk met, and their keys
         self.functions: list[types.FunctionType] = []  # that a walk met
+        self.code: dict[int, types.FunctionType] = {}  # functions whose code and defaults count
         self.arrays: list[Any] = []
         self.tables: list[dict[Any, Any]] = []
         self.rows: list[Any] = []
@@ -72,6 +74,8 @@ class Watch:
         self.variables: list[tuple[type, str]] = []  # of classes
         self._named: dict[int, tuple[Mapping[str, Any], dict[str, None]]] = {}  # tables of which some names count
         self._getters: list[tuple[Mapping[str, Any], Any]] = []  # of the values under some names of a table
+        self._lacking: dict[tuple[int, str], Mapping[str, Any]] = {}  # (its id, a name that it has not) -> a table
+        self._lacks: tuple[list[Mapping[str, Any]], list[str]] = [], []
         self._counted: list[Mapping[str, Any]] = []
         self._empty: list[dict[Any, Any]] = []
         self._held: list[Any] = []
@@ -83,6 +87,10 @@ class Watch:
             self.variables.append((x, name))
             x = vars(x)
         self._named.setdefault(id(x), (x, {}))[1][name] = None
+
+    def lack(self, x: Mapping[str, Any], name: str) -> None:
+        """Watch that a table has no such name, which would hide a value of a table after it."""
+        self._lacking[id(x), name] = x
 
     def part(self, x: Mapping[str, Any], names: Sequence[str]) -> None:
         """Watch the values under these names of a table, and the number of all names."""
@@ -97,18 +105,18 @@ class Watch:
         plain = (dict, OrderedDict)  # a subclass may count its entries in another way
         self._empty = [t for t in self.tables if type(t) in plain and not t]
         self.tables = [t for t in self.tables if type(t) not in plain or t]
+        self._lacks = [*self._lacking.values()], [name for _, name in self._lacking]
         self._held = [*self._values()]
         self._counts = self._sizes()
 
     def unchanged(self) -> bool:
         """Whether every place holds the very same object as when the walk ended."""
-        if any(self._empty):
+        if any(self._empty) or any(map(contains, *self._lacks)):
             return False
         try:
-            now = [*self._values()]
+            return all(map(is_, self._values(), self._held)) and self._sizes() == self._counts
         except (RuntimeError, ValueError, KeyError):  # a container changed meanwhile; a cell is empty; a name is gone
             return False
-        return len(now) == len(self._held) and all(map(is_, now, self._held)) and self._sizes() == self._counts
 
     def ways_back(self) -> list[Callable[[], Any]]:
         """Functions that put back what the places hold now, but for arrays that are not small."""
@@ -129,13 +137,16 @@ class Watch:
         tables = chain.from_iterable([chain(dict.keys(t), dict.values(t)) for t in self.tables])
         slots = [getattr(x, name, _MISSING) for x, name in self.slots]
         named = chain.from_iterable([get(t) for t, get in self._getters])
-        return chain(tables, chain.from_iterable(self.rows), cells, slots, named)
+        code = chain.from_iterable(map(CODE, self.code.values()))
+        return chain(tables, chain.from_iterable(self.rows), cells, slots, named, code, _END)
 
     def _sizes(self) -> list[Any]:
         return [*map(array_key, self.arrays), *map(len, self._counted)]
 
 
 _MISSING: Any = object()
+_END = (object(),)  # without it, more or fewer objects than before would pass
+CODE = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 
 
 _PLAIN_TYPES = frozenset({bool, int, float, complex, str, bytes, type(None), range, slice, torch.dtype, torch.device,
@@ -243,7 +254,7 @@ class Walk:
         return tuple([(k, self.key(v, deep)) for k, v in fields_of(x).items()])
 
     def namespace(self, x: Any) -> Key:
-        """A key of the plain values and functions of a class and its bases, or of a Python module.
+        """A key of the plain values and functions of a class and its bases, and of their objects, or of a Python module.
 
         Functions count by identity. () for classes and modules of Python itself, torch and NumPy.
         """
@@ -257,7 +268,7 @@ class Walk:
     def _of_namespace(self, x: Any) -> Key:
         held = vars(x)
         code = {k: f for k, v in [*held.items()] if type(f := function_in(v)) is types.FunctionType}
-        plain = {k: v for k, v in [*held.items()] if k[:2] != "__" and is_simple(v)}
+        plain = {k: v for k, v in [*held.items()] if k[:2] != "__" and (is_simple(v) or _is_config(v, x))}
         self.watch.part(held, [*code, *plain])
         if isinstance(x, type):
             self.watch.variables += [(x, k) for k in (*code, *plain)]
@@ -268,10 +279,11 @@ class Walk:
         """A key of what a function does with its closure: one that a call makes anew (a hook, a lambda) does the same as the
         last one. A function with attributes of its own counts by identity, since its code may read and change them."""
         own = f.__dict__.keys() - {"__wrapped__"}
-        return Same(f) if own else (Same(f.__code__), Same(f.__globals__))
+        return (Same(f) if own else Same(f.__globals__), Same(f.__code__))
 
     def _closure(self, f: types.FunctionType, deep: int) -> Key:
         self.watch.functions.append(f)
+        self.watch.code[id(f)] = f
         cells = cells_of(f)
         self.watch.cells += cells
         self.watch.slots += [(f, k) for k in ("__defaults__", "__kwdefaults__") if getattr(f, k)]
@@ -289,24 +301,21 @@ class Walk:
         return (Same(x), tuple([(type(m), self._fields(m, deep), self.namespace(type(m))) for m in found]))
 
 
+def _is_config(v: Any, holder: Any) -> bool:
+    """Whether a value of a class is an object of the user's whose fields forward may read, and no function or descriptor."""
+    kind = type(v)
+    plain = isinstance(holder, type) and not callable(v) and not hasattr(kind, "__get__")
+    return plain and (kind is types.SimpleNamespace or is_users(kind)) and not isinstance(v, _NAMESPACES)
+
+
 _CONTAINERS = frozenset({dict, list, tuple, type})
-
-
-def _beside(branch: tree.Branch) -> tuple[Key, ...]:
-    """A key of the plain attributes of a container whose class is not a built-in one."""
-    fields = getattr(branch.like, "__dict__", None)
-    if isinstance(branch.like, type) or not isinstance(fields, dict):
-        return ()
-    found = [(k, key_of(x)) for k, x in fields.items() if isinstance(x, PLAIN) and k not in (branch.keys or ())]
-    return (tuple(found),) if found else ()
 
 
 def constants(spec: Any) -> Key:
     """A hashable key of a structure that `tree.flatten` returned: its shape, its keys, its constants."""
     if isinstance(spec, tree.Branch):
         kind = spec.like if isinstance(spec.like, type) else type(spec.like)
-        more = _beside(spec) if type(spec.like) not in _CONTAINERS else ()
-        more += () if spec.place is None else (spec.place,)
+        more = () if spec.place is None else (spec.place,)
         return (kind, spec.keys, tuple([constants(c) for c in spec.children]), *more)
     return spec if isinstance(spec, tree.Leaf | tree.Opaque | tree.LeftOut | tree.Kept) else key_of(spec)
 

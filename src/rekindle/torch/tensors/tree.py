@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import types
-from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections import OrderedDict, UserDict
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -48,9 +49,20 @@ class Kept:
     """An entry of a container of the caller's that forward left as it was."""
 
 
+@dataclass(frozen=True, repr=False)
+class Attribute:
+    """The name of an attribute that a mapping has beside its entries."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        return self.name
+
+
 @dataclass(frozen=True)
 class Branch:
-    """A container. like : an emptied example of it, or its type. keys : its keys or fields; None for a sequence.
+    """A container. like : an emptied example of it, or its type. keys : its keys and `Attribute`s, or fields; None for a
+    sequence.
 
     place : of a container of the caller's, its path in the structure of the arguments.
     """
@@ -114,6 +126,9 @@ def _walk(
     def walk(y: Any) -> Any:
         return _walk(y, tensors, seen, opaque_ok, around, owned)
 
+    def inside(y: Any) -> Any:
+        return _walk(y, tensors, seen, opaque_ok, (*around, id(x)), owned)
+
     if isinstance(x, torch.Tensor):
         if id(x) not in seen:
             seen[id(x)] = len(tensors)
@@ -128,20 +143,44 @@ def _walk(
         )
         return Branch(x, None if isinstance(x, list) else tuple(now), made, mine.place)
     if isinstance(x, Mapping) and not _is_cache(x):
-        return Branch(x, tuple(x), tuple([walk(x[k]) for k in x]))
+        return _with_more(Branch(x, tuple(x), tuple([walk(x[k]) for k in x])), None if id(x) in around else inside)
     if isinstance(x, tuple | list):
         return Branch(x, None, tuple([walk(v) for v in x]))
     if dataclasses.is_dataclass(x) and not isinstance(x, type) and not _is_cache(x):
-        names = tuple(f.name for f in dataclasses.fields(x))
-        return Branch(x, names, tuple([walk(getattr(x, k)) for k in names]))
+        names = tuple(f.name for f in dataclasses.fields(x) if hasattr(x, f.name))
+        made = tuple([walk(getattr(x, k)) for k in names])
+        return _with_more(Branch(x, names, made), None if id(x) in around else inside)
     if is_plain_object(x) and id(x) not in around:
         fields = fields_of(x)
         known = len(tensors)
-        made = tuple([_walk(v, tensors, seen, opaque_ok, (*around, id(x)), owned) for v in fields.values()])
+        made = tuple([inside(v) for v in fields.values()])
         holds = len(tensors) > known or any(isinstance(leaf, Leaf) for c in made for leaf in leaves(c))
         if holds or type(x) is types.SimpleNamespace:  # an empty one is there to be filled; other objects may be marks
             return Branch(x, tuple(fields), made)
     return Opaque(type(x).__name__) if opaque_ok else x
+
+
+def _with_more(branch: Branch, inside: Callable[[Any], Any] | None) -> Branch:
+    """The branch of a mapping or dataclass with its attributes that are no entries or fields: those that hold tensors or plain
+    values alone. inside : takes an attribute apart; None: it is doing so for this object."""
+    x: Any = branch.like
+    if type(x) in (dict, OrderedDict) or inside is None:
+        return branch
+    keys, children, is_mapping = [*(branch.keys or ())], [*branch.children], isinstance(x, Mapping)
+    for k, v in fields_of(x).items():
+        if k in keys and (not is_mapping or x[k] is v) or isinstance(x, UserDict) and k == "data":
+            continue
+        made = inside(v)
+        found = [*leaves(made)]
+        if (
+            k in keys
+            or any(isinstance(x, Leaf) for x in found)
+            or v is not None
+            and all(isinstance(x, PLAIN) for x in found)
+        ):
+            keys.append(Attribute(k) if is_mapping else k)
+            children.append(made)
+    return Branch(x, tuple(keys), tuple(children))
 
 
 def is_plain_object(x: Any) -> bool:
@@ -164,7 +203,7 @@ _HEAP_TYPE = 1 << 9  # of a class that a class statement has made
 
 def _is_cache(x: Any) -> bool:
     # transformers' caches are mappings or dataclasses in some versions; they hold state, not results.
-    return hasattr(x, "get_seq_length") or type(x).__name__.endswith("Cache")
+    return hasattr(type(x), "get_seq_length") or type(x).__name__.endswith("Cache")
 
 
 def _strip(spec: Any) -> Any:
@@ -189,11 +228,11 @@ def _emptied(like: Any, keys: tuple[Any, ...]) -> Any:
         return types.SimpleNamespace() if type(like) is types.SimpleNamespace else object.__new__(type(like))
     twin = copy.copy(like)
     if isinstance(twin, Mapping):
-        for k in keys:
+        for k in filter(functools.partial(_is_set, twin), keys):
             _set_item(twin, k, None)
     if dataclasses.is_dataclass(twin):
-        for f in dataclasses.fields(twin):
-            object.__setattr__(twin, f.name, None)
+        for name in (f.name for f in dataclasses.fields(twin)) if isinstance(twin, Mapping) else keys:
+            object.__setattr__(twin, name, None)
     return twin
 
 
@@ -209,7 +248,8 @@ def owned(x: Any, spec: Any, place: tuple[int, ...] = ()) -> Iterator[Owned]:
     held = held_in(x)
     for i, c in enumerate(spec.children):
         if isinstance(c, Branch):
-            inside, at = held[i if spec.keys is None else spec.keys[i]], (*place, i)
+            k, at = i if spec.keys is None else spec.keys[i], (*place, i)
+            inside = getattr(x, k.name) if isinstance(k, Attribute) else held[k]
             if not isinstance(inside, tuple):
                 yield Owned(inside, at, held_in(inside))
             yield from owned(inside, c, at)
@@ -243,10 +283,19 @@ def fill(x: Any, tensors: list[Any], spec: Branch, containers: Mapping[Any, Any]
 
 def _set_item(x: Any, key: Any, value: Any) -> None:
     # Bypasses the overrides of transformers' ModelOutput; the caller sets its fields.
-    if isinstance(x, OrderedDict):
+    if isinstance(key, Attribute):
+        object.__setattr__(x, key.name, value)
+    elif isinstance(x, OrderedDict):  # in the order in which they are set
         OrderedDict.__setitem__(x, key, value)
+        OrderedDict.move_to_end(x, key)
     else:
         x[key] = value
+
+
+def _is_set(x: Any, key: Any) -> bool:
+    """Whether an entry or attribute of a mapping is set where it is made anew. The entries of a class with a table of its own
+    are not: copies share that table, and get another one as an attribute."""
+    return isinstance(key, Attribute) or isinstance(x, dict | UserDict)
 
 
 def unflatten(tensors: list[Any], spec: Any, containers: Mapping[Any, Any] = MappingProxyType({})) -> Any:
@@ -273,11 +322,12 @@ def unflatten(tensors: list[Any], spec: Any, containers: Mapping[Any, Any] = Map
     twin = copy.copy(like)
     for k, c, child in zip(spec.keys, children, spec.children, strict=True):
         if isinstance(twin, Mapping):
-            _set_item(twin, k, c)
+            if _is_set(twin, k):
+                _set_item(twin, k, c)
             left_out = isinstance(child, LeftOut) and dataclasses.is_dataclass(twin)
             if (isinstance(child, Opaque) or left_out) and isinstance(twin, OrderedDict):
                 OrderedDict.__delitem__(twin, k)  # a ModelOutput has no keys for fields that are None
-        if dataclasses.is_dataclass(twin) or not isinstance(twin, Mapping):
+        if not isinstance(k, Attribute) and (dataclasses.is_dataclass(twin) or not isinstance(twin, Mapping)):
             object.__setattr__(twin, k, c)
     return twin
 
