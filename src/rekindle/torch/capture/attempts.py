@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import operator
+import sys
+import threading
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,7 +24,14 @@ from .compiling_flag import as_if_compiling
 from .eager_kernels import eager_composites
 from .flat import FlatForward, Inner
 from .random_state import only_draws
-from .trace_errors import BY_LINE, changed_in_backward, depends_on_itself, trace_error
+from .trace_errors import (
+    BY_LINE,
+    FUNCTIONS_OF_TORCH,
+    TakesFunctions,
+    changed_in_backward,
+    depends_on_itself,
+    trace_error,
+)
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +161,7 @@ def _export(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[torch.
     try:
         with (
             module_paths_recorded(flat.model), scripted_refused(), eager_composites(cudnn), _OUTSIDE_AUTOCAST, _ALL_RANDOM,
-            only_draws(),
+            only_draws(), functions_refused(),
         ):  # fmt: skip
             joint = aot_export_joint_with_descriptors(stack, flat, tuple(tensors), {})
         if why := _checkpoint_refusal(flat, joint.graph_module.graph):
@@ -173,6 +183,25 @@ def _export(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[torch.
     if changed:
         raise changed_in_backward(changed, functions)
     return joint
+
+
+@contextlib.contextmanager
+def functions_refused() -> Iterator[None]:
+    """Inside, an operator that takes functions (torch.cond) raises `TakesFunctions` where it calls torch.compile, which would
+    fail and remember for good that these functions cannot be compiled."""
+    own, here = torch.compile, threading.get_ident()
+
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        caller = sys._getframe(1)
+        if threading.get_ident() == here and caller.f_globals["__name__"].startswith(FUNCTIONS_OF_TORCH):
+            raise TakesFunctions
+        return own(*args, **kwargs)
+
+    torch.compile = compile  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.compile = own
 
 
 # -- checkpoints inside of forward -------------------------------------------------------------------------------------

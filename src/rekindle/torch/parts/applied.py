@@ -81,7 +81,7 @@ class PartsForward(InPlaceOfForward):
             self.tally.idle += 1
             return self.plain(*args, **kwargs)
         if self.waits is not None and not LOCK.mine and model.training == self._training:
-            return self._first(model, *self.waits, *args, **kwargs)
+            return self._first(model, args, kwargs)
         if model.training == self._training:
             self.tally.ran += 1
         else:
@@ -112,13 +112,13 @@ class PartsForward(InPlaceOfForward):
             forward.take_over(module)
             unused.used(module)  # a step may leave it out
 
-    def _first(self, model: nn.Module, on_new_shape: str, check: bool, *args: Any, **kwargs: Any) -> Any:
+    def _first(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The first call, after which the parts are put on."""
-        line = f"{type(model).__name__}: its first call sets state for later calls. It runs plain; its parts are planned for those"
-        notices.say(line, aloud=self.plan.options.progress is not False)
+        line = "its first call sets state for later calls. It runs plain; its parts are planned for those"
+        notices.say(f"{type(model).__name__}: {line}", aloud=self.plan.options.progress is not False)
         result = self.plain(*args, **kwargs)
-        self.waits = None
-        self.put_on(model, on_new_shape, check)
+        waits, self.waits = self.waits, None
+        self.put_on(model, *(waits or ()))
         return result
 
     def have_copies(self, model: nn.Module) -> None:

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ...parts.plan import SaveRule
 from .. import private
+from ..capture.attempts import functions_refused
 from ..capture.flat import by_parameter
 from ..compiled.saved_results import contexts
 from ..measure.as_before import as_before
@@ -112,7 +113,7 @@ def only_computes(module: nn.Module, given: Recorded) -> bool:
         seen = [*tensors, *module.buffers(), *module.parameters()]
         versions = [t._version for t in seen]
         python, numpy = random.getstate(), np.random.get_state(legacy=False)
-        with torch.no_grad(), private.scripted_refused(every=True):
+        with torch.no_grad(), private.scripted_refused(every=True), functions_refused():
             plain_forward(module)(*args, **kwargs)
         plain = {
             f"{path}.{k}".lstrip(".") for path, m in module.named_modules() for k, x in m.__dict__.items()
