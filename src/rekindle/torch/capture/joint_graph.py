@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from ...errors import TraceError
 from ...saying.frames import in_short
-from ..private import OpOverload, aot, tree_leaves
+from ..private import OpOverload, aot, fake_mode_of, is_fake, tree_leaves
 from ..situation.module_paths import module_path, source_line
 from ..tensors import tree
 from .captured import Captured
@@ -137,7 +137,9 @@ def _constant(c: _Roles, n: fx.Node, gm: Any) -> None:
             reason="reads a tensor that requires grad and is no parameter",
         )
     c.constants[n] = t
-    n.meta.setdefault("val", t)
+    # The tensor of which the graph's views are: another node of the same tensor, or a buffer, may be it too.
+    mode = fake_mode_of([next(iter(gm.graph.nodes)).meta.get("val")])
+    n.meta["val"] = t if mode is None or is_fake(t) else mode.from_tensor(t)
 
 
 def _call(c: _Roles, n: fx.Node, by_seq: dict[Any, str]) -> None:
