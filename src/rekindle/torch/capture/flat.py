@@ -27,6 +27,7 @@ from .eager_kernels import EagerLayout, one_cast_each
 from .extents import indices_for_masks
 from .known_values import KnownValues, Question
 from .left_out import taken_apart
+from .stand_in import own_classes
 from .trace_errors import lets_require_grad, moves
 
 
@@ -65,6 +66,8 @@ class FlatForward(nn.Module):
         self._sample = sample if by_values else None  # real inputs; None: their values are unknown
         # The real buffers, while others stand in their places.
         self._held = {k: t for k, t in tensors_in_attributes(model).items() if not is_fake(t)}
+        # Parameters and buffers of classes and with attributes of their own, while others stand in their places.
+        self._own = {k: t for k, t in _named(model).items() if not is_fake(t) and (vars(t) or type(t) not in _PLAIN)}
         self._markers = (numbers or Numbers()).markers
         self._forward, self._spec = forward, spec
         self._loss, self._unused = options.loss, options.unused
@@ -114,7 +117,7 @@ class FlatForward(nn.Module):
         standing = tensors_in_attributes(self.model)
         known = KnownValues(tensors, self._sample, standing, self._held, self._markers)
         try:
-            with self._one_tensor_each():
+            with self._one_tensor_each(), own_classes(self._own, _named(self.model)):
                 named: dict[Any, torch.Tensor] = {**dict(enumerate(tensors)), **dict(self.model.named_parameters())}
                 casts = one_cast_each(named, self._once)
                 watched, still = checkpoints_noted(self._inside_checkpoint), self._nothing_moved(tensors)
@@ -300,6 +303,15 @@ def _functions_behind(nodes: list[Any]) -> list[str]:
         if isinstance(node, torch.autograd.function.BackwardCFunction) and not is_torchs(own := node._forward_cls):  # type: ignore[attr-defined]
             found[f"the Function {described(own.backward).replace('backward', own.__name__, 1)}"] = None
     return list(found)
+
+
+def _named(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by all their names."""
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return dict(named)
+
+
+_PLAIN = (torch.Tensor, nn.Parameter)
 
 
 def _tables(m: nn.Module) -> tuple[dict[str, Any], ...]:
