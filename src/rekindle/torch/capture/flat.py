@@ -100,6 +100,7 @@ class FlatForward(nn.Module):
         self.declares_writes = False  # whether such writes are made plain
         self.questions: list[Question] = []  # that forward asked about values of inputs, in the last run
         self.fills: list[tree.Branch] = []  # see `TakenApart`
+        self.writes_to_constants = False  # forward or backward write to what they make of constants alone
         self.cached = False  # functions that keep their results kept tensors of a run
         self.moving: list[
             str
@@ -305,13 +306,11 @@ def _functions_behind(nodes: list[Any]) -> list[str]:
     return list(found)
 
 
-def _named(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers by all their names."""
-    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    return dict(named)
-
-
 _PLAIN = (torch.Tensor, nn.Parameter)
+
+
+def _named(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
 
 
 def _tables(m: nn.Module) -> tuple[dict[str, Any], ...]:

@@ -90,9 +90,13 @@ def _placeholder(c: _Roles, n: fx.Node) -> None:
     elif isinstance(d, aot.PlainAOTInput):
         c.inputs[n] = d.idx
     elif not isinstance(d, _TOKENS):
+        while hasattr(d, "base"):  # a part of a tensor that torch takes apart
+            d = d.base
+        name = getattr(d, "target", f"input {getattr(d, 'idx', '')}").removeprefix(_PREFIX)
         raise TraceError(
-            f"the model takes an input of a kind that cannot be planned yet: {d}",
-            reason="takes an unknown kind of input",
+            f"{name!r} is a tensor of a class that wraps others (__torch_dispatch__), which cannot be captured. "
+            "rekindle.checkpoint plans the parts around it",
+            reason="uses tensors of a class that wraps others",
         )
 
 

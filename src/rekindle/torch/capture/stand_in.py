@@ -124,18 +124,14 @@ def stand_ins(numbers: Numbers, values: Mapping[Place, Any]) -> dict[Place, Any]
 
 
 _KIND = "_rekindle_kind"  # the attribute of a traced tensor that holds the class for which it stands
-_TRACED = (FunctionalTensor, FakeTensor)
+_TRACED: tuple[Any, ...] = (FunctionalTensor, FakeTensor)
 
 
 @contextlib.contextmanager
 def own_classes(own: Mapping[str, torch.Tensor], now: Mapping[str, torch.Tensor]) -> Iterator[None]:
     """Inside, traced tensors have the attributes of the parameters and buffers for which they stand, the methods of their
-    classes, and are instances of them if those are parameters. own : the real tensors. now : the traced ones, by the same names."""
-    if not own:
-        yield
-        return
+    classes, and are instances of them if those are parameters. own : the real tensors. now : traced ones, by the same names."""
     for name, t in own.items():
-        assert now[name] is not t
         now[name].__dict__.update({k: x for k, x in vars(t).items() if k not in vars(now[name])} | {_KIND: type(t)})
     meta: Any = type(nn.Parameter)
     check = meta.__instancecheck__
@@ -151,11 +147,11 @@ def own_classes(own: Mapping[str, torch.Tensor], now: Mapping[str, torch.Tensor]
         return found.__get__(t, vars(t)[_KIND]) if hasattr(found, "__get__") else found
 
     meta.__instancecheck__ = is_instance
-    for traced in _TRACED:
-        traced.__getattr__ = missing  # type: ignore[attr-defined]
+    for traced in _TRACED if own else ():
+        traced.__getattr__ = missing
     try:
         yield
     finally:
         meta.__instancecheck__ = check
-        for traced in _TRACED:
-            del traced.__getattr__  # type: ignore[attr-defined]
+        for traced in _TRACED if own else ():
+            del traced.__getattr__

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
+import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -26,7 +29,10 @@ _LEAVES_OUT = re.compile(
 )
 
 
-FUNCTIONS_OF_TORCH = ("torch._higher_order_ops", "torch.nn.attention.flex_attention")  # modules of operators that take them
+FUNCTIONS_OF_TORCH = (
+    "torch._higher_order_ops",
+    "torch.nn.attention.flex_attention",
+)  # modules of operators that take them
 _NO_LAYOUT = "layout_impl is only implemented for TensorImpl"  # torch's words for a compressed sparse tensor
 NAMES_MOST = 3  # in a message
 _READS_MEMORY = "Cannot access data pointer of Tensor"  # torch's words
@@ -43,6 +49,25 @@ OF_FIRST_CALLS, BY_LINE = (SETS_STATE, MOVES), (MOVES, LETS_REQUIRE_GRAD)  # BY_
 
 class TakesFunctions(Exception):
     """The model calls an operator that takes functions."""
+
+
+@contextlib.contextmanager
+def functions_refused() -> Iterator[None]:
+    """Inside, an operator that takes functions (torch.cond) raises `TakesFunctions` where it calls torch.compile, which would
+    fail and remember for good that these functions cannot be compiled."""
+    own, here = torch.compile, threading.get_ident()
+
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        caller = sys._getframe(1)
+        if threading.get_ident() == here and caller.f_globals["__name__"].startswith(FUNCTIONS_OF_TORCH):
+            raise TakesFunctions
+        return own(*args, **kwargs)
+
+    torch.compile = compile  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.compile = own
 
 
 def trace_error(e: BaseException, model: nn.Module) -> TraceError:

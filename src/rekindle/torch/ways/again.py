@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from ...parts.plan import SaveRule
 from .. import private
-from ..capture.attempts import functions_refused
 from ..capture.flat import by_parameter
+from ..capture.trace_errors import functions_refused
 from ..compiled.saved_results import contexts
 from ..measure.as_before import as_before
 from ..measure.caches import without_caches
