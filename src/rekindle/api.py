@@ -208,7 +208,7 @@ def apply(model: nn.Module, plan: Plan | PartsPlan, on_new_shape: str = "plan") 
 
 
 def _apply(
-    model: nn.Module, plan: Plan | PartsPlan, on_new_shape: str, check: bool, first: Plan | None = None
+    model: nn.Module, plan: Plan | PartsPlan, on_new_shape: str, check: bool, first: Plan | PartsPlan | None = None
 ) -> nn.Module:
     """`apply`, with all that `checkpoint` adds.
 
@@ -221,11 +221,11 @@ def _apply(
 
     with alone("apply", model), parts_taken_off(model):
         if plan.kind == "parts":
-            return apply_parts(model, plan, on_new_shape, check)
+            return apply_parts(model, plan, on_new_shape, check, later=first is plan)
         forward = PlannedForward(model, plan, on_new_shape, replan_with, check, later=first is not None)
         if first is plan:
             forward.leave_first_plain()
-        elif first is not None:
+        elif first is not None and first.kind == "step":
             forward.serve_too(model, first)
         _take_off(model)
         forward.take_over(model)
@@ -352,5 +352,4 @@ def checkpoint(
         found, later = Checkpointing(model, sample, asked, _plan_for).planned()
         if found.kind == "parts":
             _take_off(model)
-            return _apply(model, found, on_new_shape, asked.check)
         return _apply(model, later or found, on_new_shape, asked.check, None if later is None else found)

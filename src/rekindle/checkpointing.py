@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -31,9 +31,10 @@ from .torch.parts.applied import parts_taken_off
 from .torch.parts.for_all import PartsRequest, parts_for_all
 from .torch.serve.confirm import confirm
 from .torch.serve.planned import NEW_SHAPE, set_aside
-from .torch.trace import Trace, arguments_of_call, call_arguments, plain_forward, trace_with
+from .torch.trace import Trace, arguments_of_call, call_arguments, trace_with
 
 log = logging.getLogger("rekindle")
+T = TypeVar("T")
 _GOALS = ("budget", "max_overhead", "minimize")
 _SEARCH = tuple(f.name for f in fields(PlanOptions) if f.name != "goal")
 FIRST_CALLS_SHARE = 0.25  # of the allowance, for the plan of a first call that another plan follows; a guess
@@ -148,55 +149,56 @@ class Checkpointing:
     asked: Asked
     plan_for: Callable[[Trace, PlanOptions], Plan]
 
-    def planned(self) -> tuple[Plan | PartsPlan, Plan | None]:
+    def planned(self) -> tuple[Plan | PartsPlan, Plan | PartsPlan | None]:
         """(the plan, the plan of later calls).
 
         The second is None where all calls can run by the first. Both are the same plan where the first call cannot be planned
         and runs plain. The model is as it was.
         """
         model, asked, progress = self.model, self.asked, self.asked.options.progress
-        compiled = asked.captured.compile
         alone = torch_accept.alone("checkpoint", model, progress)
         with (
             alone, telling(progress), allowance.shared(progress), old_objects_aside(), parts_taken_off(model), set_aside(model),
         ):  # fmt: skip
-            sharded = torch_accept.fully_sharded(model, compiled, asked.strict)
-            moves = asked.check and sharded is None and self._first_call_moves()
+            sharded = torch_accept.fully_sharded(model, asked.captured.compile, asked.strict)
+            first = self._first_call() if asked.check and sharded is None else (False, False)
             request = PartsRequest(model, self.sample, asked.options, asked.captured, asked.check, asked.parts, sharded)
-            if asked.parts is None and sharded is None and compiled is None:
-                found, later = self._whole_or_parts(request, moves)
-            else:
-                found, later = parts_for_all(request), None
+            found, later = self._whole_or_parts(request, *first)
             if found.kind == "step" and later is None and found.trace.lowered.captured.settles and not found.trace.fake:
                 # The first call sets attributes that every later call finds: the plan should be for those later calls.
-                later = self._for_later_calls(None)
+                later = self._for_later_calls(None, self._whole)
             if found.kind == "parts":
                 self._say_parts(found)
         if found.offer is not None or found.options.missed(found.goal) is not None:
             self._say(found.sentence)
         return found, later
 
-    def _first_call_moves(self) -> bool:
-        """Whether the first call moves or reshapes tensors of the model."""
+    def _first_call(self) -> tuple[bool, bool]:
+        """The answers of `probe`."""
         announce(self.asked.options.progress, "running the module once, unplanned")
         torch_accept.measurable(self.model, *(arguments := call_arguments(self.sample)))
         with torch_accept.gradients_on():
-            return probe(self.model, *arguments, plain_forward(self.model))
+            return probe(self.model, *arguments)
 
-    def _whole_or_parts(self, request: PartsRequest, moves: bool) -> tuple[Plan | PartsPlan, Plan | None]:
-        later = self._for_later_calls(None) if moves else None
-        try:
-            return later or self._whole(), later
-        except TraceError as e:
-            if not moves:
-                later = self._for_later_calls(e)
-            if later is None and self.asked.strict:
-                raise
-            return later or parts_for_all(replace(request, error=e)), later
+    def _whole_or_parts(self, request: PartsRequest, moves: bool = False, sets_up: bool = False) -> tuple[Any, Any]:
+        """As `planned`. moves, sets_up : the answers of `probe`."""
+        if moves and (later := self._for_later_calls(None, lambda: self._whole_or_parts(request)[0])) is not None:
+            return later, later
+        later = None
+        if request.named is None and request.error is None and self.asked.captured.compile is None:
+            try:
+                return self._whole(), None
+            except TraceError as e:
+                later = None if moves else self._for_later_calls(e, self._whole)
+                if later is None and self.asked.strict:
+                    raise
+                request = replace(request, error=e)
+        if later is None and sets_up and not moves:
+            later = self._for_later_calls(None, lambda: parts_for_all(request))
+        return later or parts_for_all(request), later
 
-    def _for_later_calls(self, error: TraceError | None) -> Plan | None:
-        call = arguments_of_call(self.model, self.sample)
-        return for_later_calls(self.model, *call, self._whole, error)
+    def _for_later_calls(self, error: TraceError | None, make: Callable[[], T]) -> T | None:
+        return for_later_calls(self.model, arguments_of_call(self.model, self.sample)[0], make, error)
 
     def _whole(self) -> Plan:
         """The plan of the whole model, as it is now."""

@@ -56,7 +56,7 @@ def test_the_failure_of_the_module_itself_is_named_with_its_line() -> None:
 def test_a_call_that_does_not_fit_says_nothing(error: Exception) -> None:
     model, x = Fails(error), batch()
     with left_alone(model, x):
-        probing.probe(model, (x,), {}, model.forward)
+        probing.probe(model, (x,), {})
 
 
 class Writes(nn.Module):
@@ -85,7 +85,7 @@ def test_nothing_of_the_one_call_remains() -> None:
     state = generator.get_state()
     earlier = (model.table.weight * 2).square().sum()  # saved for a backward that is still to come
     with left_alone(model, (x,)):
-        probing.probe(model, (x, generator), {}, model.forward)
+        probing.probe(model, (x, generator), {})
     assert torch.equal(generator.get_state(), state)
     assert torch.equal(model.plain, torch.ones(3))
     assert model.seen == []
@@ -104,14 +104,14 @@ def test_a_forward_that_needs_gradients_itself_is_tried_with_them() -> None:
 
     model, x = Force(), batch()
     with left_alone(model, x):
-        probing.probe(model, (x,), {}, model.forward)
+        probing.probe(model, (x,), {})
 
 
 def test_compiled_parts_are_not_compiled_for_one_call() -> None:
     compiled: list[Any] = []
     part = torch.compile(nn.Linear(4, 4), backend=lambda graph, _: compiled.append(graph) or graph.forward)
     model, x = nn.Sequential(part), batch()
-    probing.probe(model, (x,), {}, model.forward)
+    probing.probe(model, (x,), {})
     assert compiled == []
 
 
@@ -125,7 +125,7 @@ def test_a_call_that_takes_long_is_cut_short(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(probing, "CALL_MOST_S", 0.2)
     model, x = Endless(), batch()
     with left_alone(model, x):
-        probing.probe(model, (x,), {}, model.forward)
+        probing.probe(model, (x,), {})
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -138,6 +138,6 @@ def test_a_sample_on_another_device_is_told_before_planning() -> None:
 def test_fake_tensors_are_not_tried() -> None:
     with FakeTensorMode():
         model, x = Fails(ValueError()), batch()
-        probing.probe(model, (x,), {}, model.forward)
+        probing.probe(model, (x,), {})
     model, x = Fails(ValueError()).to("meta"), batch().to("meta")
-    probing.probe(model, (x,), {}, model.forward)
+    probing.probe(model, (x,), {})

@@ -18,16 +18,17 @@ from ..private import aot_export_joint_with_descriptors, functorch_config, induc
 from ..situation.module_paths import module_paths_recorded, printable
 from ..undo.attributes import Attributes
 from .compiling_flag import as_if_compiling
-from .eager_kernels import eager_composites
+from .eager_kernels import OfConstants, eager_composites
 from .flat import FlatForward, Inner
 from .random_state import only_draws
-from .trace_errors import BY_LINE, changed_in_backward, depends_on_itself, trace_error
+from .trace_errors import BY_LINE, changed_in_backward, depends_on_itself, functions_refused, trace_error
 
 log = logging.getLogger(__name__)
 
 
 # Attempts, each of which tells one more class of submodules that torch.compile runs it; after them, one tells all. A guess.
 KINDS_MOST = 2
+_WRITES = "to have an entirely functional graph"  # torch's words
 NAMES_MOST = 2  # of tensors, in a message
 # Made once: torch keeps a context variable for each such object, and a thread's context never lets go of a variable.
 # Whether backward runs inside of forward's autocast -> how it is traced. PyTorch recommends outside: inside, matrix products in
@@ -65,6 +66,9 @@ def export_joint(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[t
                     isinstance(e, TraceError) and e.reason in BY_LINE
                 ):  # however it is captured; once more, to find the line
                     return _export(stack, flat, tensors)
+                if _WRITES in str(e) and not flat.writes_to_constants:
+                    flat.writes_to_constants = True
+                    continue
                 failed.append((flat.progress, e))
                 kind = failing_class(e, flat.model)
                 if kind is None or kind in told:
@@ -152,7 +156,8 @@ def _export(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[torch.
     try:
         with (
             module_paths_recorded(flat.model), scripted_refused(), eager_composites(cudnn), _AUTOCAST[flat.inside_autocast],
-            _ALL_RANDOM, only_draws(),
+            _ALL_RANDOM, only_draws(), functions_refused(),
+            OfConstants() if flat.writes_to_constants else contextlib.nullcontext(),
         ):  # fmt: skip
             joint = aot_export_joint_with_descriptors(stack, flat, tuple(tensors), {})
         if why := _checkpoint_refusal(flat, joint.graph_module.graph):

@@ -14,12 +14,14 @@ import torch
 from ..operators import hidden_writes, random_in_place
 from ..private import (
     DispatchKey,
+    FakeTensor,
     FunctionalTensor,
     OpOverload,
     TorchDispatchMode,
     all_op_names,
     dispatch_key_is_excluded,
     from_functional_tensor,
+    tree_map_only,
 )
 
 # Composite ops that torch replaces by Python versions while tracing. These round differently from the C++ versions that
@@ -206,3 +208,12 @@ def one_cast_each(tensors: dict[Any, torch.Tensor], once: dict[Any, bool]) -> It
         listen(False)
         made.clear()
         known.clear()
+
+
+class OfConstants(TorchDispatchMode):
+    """A dispatch mode in which torch sees writes to results of constants alone, such as a 4-bit state that is dequantised."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        plain = isinstance(func, OpOverload) and not any(r.alias_info for r in func._schema.returns)
+        return tree_map_only(FakeTensor, FunctionalTensor.to_functional, made) if plain else made

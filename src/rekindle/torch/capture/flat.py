@@ -30,6 +30,7 @@ from .inner_checkpoints import checkpoints_inside
 from .inner_results import inner_results, mark
 from .known_values import KnownValues, Question
 from .left_out import taken_apart
+from .stand_in import own_classes
 from .trace_errors import lets_require_grad, moves
 from .written_outside import InTheirPlace
 
@@ -69,6 +70,8 @@ class FlatForward(nn.Module):
         self._sample = sample if by_values else None  # real inputs; None: their values are unknown
         # The real buffers, while others stand in their places.
         self._held = {k: t for k, t in tensors_in_attributes(model).items() if not is_fake(t)}
+        # Parameters and buffers of classes and with attributes of their own, while others stand in their places.
+        self._own = {k: t for k, t in _named(model).items() if not is_fake(t) and (vars(t) or type(t) not in _PLAIN)}
         self._markers = (numbers or Numbers()).markers
         self._forward, self._spec = forward, spec
         self._loss, self._unused, self.inside_autocast = options.loss, options.unused, options.inside
@@ -106,6 +109,7 @@ class FlatForward(nn.Module):
         self.declares_writes = False  # whether such writes are made plain
         self.questions: list[Question] = []  # that forward asked about values of inputs, in the last run
         self.fills: list[tree.Branch] = []  # see `TakenApart`
+        self.writes_to_constants = False  # forward or backward write to what they make of constants alone
         self.cached = False  # functions that keep their results kept tensors of a run
         self.moving: list[
             str
@@ -124,7 +128,7 @@ class FlatForward(nn.Module):
         standing = tensors_in_attributes(self.model)
         known = KnownValues(tensors, self._sample, standing, self._held, self._markers)
         try:
-            with self._one_tensor_each():
+            with self._one_tensor_each(), own_classes(self._own, _named(self.model)):
                 named: dict[Any, torch.Tensor] = {**dict(enumerate(tensors)), **dict(self.model.named_parameters())}
                 casts = one_cast_each(named, self._once)
                 watched, still = checkpoints_inside(self._inside_checkpoint), self._nothing_moved(tensors)
@@ -371,6 +375,13 @@ def hooks_noted(found: list[Any]) -> Iterator[None]:
         yield
     finally:
         put(own)
+
+
+_PLAIN = (torch.Tensor, nn.Parameter)
+
+
+def _named(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
 
 
 def _tables(m: nn.Module) -> tuple[dict[str, Any], ...]:

@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from ...errors import TraceError
 from ...saying.frames import in_short
-from ..private import OpOverload, aot, tree_leaves
+from ..private import OpOverload, aot, fake_mode_of, is_fake, tree_leaves
 from ..situation.module_paths import module_path, source_line
 from ..tensors import tree
 from .captured import Captured
@@ -95,9 +95,13 @@ def _placeholder(c: _Roles, n: fx.Node) -> None:
     elif isinstance(d, aot.PlainAOTInput):
         c.inputs[n] = d.idx
     elif not isinstance(d, _TOKENS):
+        while hasattr(d, "base"):  # a part of a tensor that torch takes apart
+            d = d.base
+        name = getattr(d, "target", f"input {getattr(d, 'idx', '')}").removeprefix(_PREFIX)
         raise TraceError(
-            f"the model takes an input of a kind that cannot be planned yet: {d}",
-            reason="takes an unknown kind of input",
+            f"{name!r} is a tensor of a class that wraps others (__torch_dispatch__), which cannot be captured. "
+            "rekindle.checkpoint plans the parts around it",
+            reason="uses tensors of a class that wraps others",
         )
 
 
@@ -142,7 +146,9 @@ def _constant(c: _Roles, n: fx.Node, gm: Any) -> None:
             reason="reads a tensor that requires grad and is no parameter",
         )
     c.constants[n] = t
-    n.meta.setdefault("val", t)
+    # The tensor of which the graph's views are: another node of the same tensor, or a buffer, may be it too.
+    mode = fake_mode_of([next(iter(gm.graph.nodes)).meta.get("val")])
+    n.meta["val"] = t if mode is None or is_fake(t) else mode.from_tensor(t)
 
 
 def _call(c: _Roles, n: fx.Node, by_seq: dict[Any, str]) -> None:

@@ -1,12 +1,18 @@
-"""Stand-ins for Python numbers, which record how forward uses a number while it is captured."""
+"""Stand-ins while a call is captured: for Python numbers, which record how forward uses a number, and for tensors of the
+user's classes."""
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ..private import pytree
+import torch
+from torch import nn
+
+from ..private import FakeTensor, FunctionalTensor, pytree
 from ..situation.numbers import Expression, Numbers, Place
 from ..tensors import tree
 
@@ -115,3 +121,37 @@ def has_stand_in(spec: Any) -> bool:
 def stand_ins(numbers: Numbers, values: Mapping[Place, Any]) -> dict[Place, Any]:
     """A stand-in for each of the numbers, which records its uses in `numbers`."""
     return {p: StandIn(numbers, x, Expression(None, (p,))) for p, x in values.items()}
+
+
+_KIND = "_rekindle_kind"  # the attribute of a traced tensor that holds the class for which it stands
+_TRACED: tuple[Any, ...] = (FunctionalTensor, FakeTensor)
+
+
+@contextlib.contextmanager
+def own_classes(own: Mapping[str, torch.Tensor], now: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Inside, traced tensors have the attributes of the parameters and buffers for which they stand, the methods of their
+    classes, and are instances of them if those are parameters. own : the real tensors. now : traced ones, by the same names."""
+    for name, t in own.items():
+        now[name].__dict__.update({k: x for k, x in vars(t).items() if k not in vars(now[name])} | {_KIND: type(t)})
+    meta: Any = type(nn.Parameter)
+    check = meta.__instancecheck__
+
+    def is_instance(kind: type, x: Any) -> bool:
+        stands_for = vars(x).get(_KIND) if isinstance(x, _TRACED) and kind is not nn.Parameter else None
+        return check(kind, x) or stands_for is not None and issubclass(stands_for, kind)
+
+    def missing(t: Any, name: str) -> Any:
+        found = inspect.getattr_static(vars(t).get(_KIND, object), name, None)
+        if found is None:
+            raise AttributeError(f"{type(t).__name__!r} object has no attribute {name!r}")
+        return found.__get__(t, vars(t)[_KIND]) if hasattr(found, "__get__") else found
+
+    meta.__instancecheck__ = is_instance
+    for traced in _TRACED if own else ():
+        traced.__getattr__ = missing
+    try:
+        yield
+    finally:
+        meta.__instancecheck__ = check
+        for traced in _TRACED if own else ():
+            del traced.__getattr__

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
+import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -26,6 +29,10 @@ _LEAVES_OUT = re.compile(
 )
 
 
+FUNCTIONS_OF_TORCH = (
+    "torch._higher_order_ops",
+    "torch.nn.attention.flex_attention",
+)  # modules of operators that take them
 _NO_LAYOUT = "layout_impl is only implemented for TensorImpl"  # torch's words for a compressed sparse tensor
 NAMES_MOST = 3  # in a message
 _READS_MEMORY = "Cannot access data pointer of Tensor"  # torch's words
@@ -34,9 +41,33 @@ SHAPE_FROM_DATA, READS = "makes a shape depend on the data", "reads a tensor"
 NO_BACKWARD = "has no backward"  # such a submodule holds nothing
 # Reasons after which the next call may be another, since forward changes what the capture depends on.
 SETS_STATE, MOVES = "changes its own state", "moves or reshapes its own tensors"
+TAKES_FUNCTIONS = "which takes functions"  # end of the reason
 LETS_REQUIRE_GRAD = "lets its argument require grad"
 UNKNOWN = "while it is captured"  # end of the reason where no cause is known
 OF_FIRST_CALLS, BY_LINE = (SETS_STATE, MOVES), (MOVES, LETS_REQUIRE_GRAD)  # BY_LINE: a second capture finds the line
+
+
+class TakesFunctions(Exception):
+    """The model calls an operator that takes functions."""
+
+
+@contextlib.contextmanager
+def functions_refused() -> Iterator[None]:
+    """Inside, an operator that takes functions (torch.cond) raises `TakesFunctions` where it calls torch.compile, which would
+    fail and remember for good that these functions cannot be compiled."""
+    own, here = torch.compile, threading.get_ident()
+
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        caller = sys._getframe(1)
+        if threading.get_ident() == here and caller.f_globals["__name__"].startswith(FUNCTIONS_OF_TORCH):
+            raise TakesFunctions
+        return own(*args, **kwargs)
+
+    torch.compile = compile  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.compile = own
 
 
 def trace_error(e: BaseException, model: nn.Module) -> TraceError:
@@ -98,11 +129,11 @@ def trace_error(e: BaseException, model: nn.Module) -> TraceError:
             reason="works on a sparse tensor",
         )
     frames = [f for f, _ in traceback.walk_tb(e.__traceback__)]
-    if any(str(f.f_globals.get("__name__", "")).startswith("torch._higher_order_ops") for f in frames):
+    if own := [f for f in frames if str(f.f_globals.get("__name__", "")).startswith(FUNCTIONS_OF_TORCH)]:
         return TraceError(
-            f"the model calls an operator that takes functions (torch.cond, flex_attention, …) at {where}, which cannot be "
-            f"planned yet ({type(e).__name__}: {text[0] if text else ''}). Use torch.where, or plan the submodules around it",
-            reason="calls an operator that takes functions",
+            f"the model calls {own[0].f_code.co_name} at {where}. Such an operator, which takes functions (torch.cond, "
+            "flex_attention, …), cannot be planned yet. Use torch.where, or plan the submodules around it",
+            reason=f"calls {own[0].f_code.co_name}, {TAKES_FUNCTIONS}",
         )
     starts = [i for i, f in enumerate(frames) if f.f_code.co_name == "_engine_run_backward"]
     backwards = len(starts) if frame is not None and frame in frames[starts[0] if starts else 0 :] else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,9 +22,10 @@ CALL_MOST_S = 20.0  # after which a call that has gone well so far is ended; a g
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
 
-def probe(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], forward: Callable[..., Any]) -> bool:
-    """Check that the module works on this sample: one plain call of `forward` on real tensors, which changes nothing. Gives
-    whether the call gave tensors of the module another place or shape, which a capture may not see.
+def probe(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Check that the module works on this sample: one plain call on real tensors, which changes nothing. Gives two answers
+    about that call, False where a second one does the same: whether it gave tensors of the module another place or shape, or
+    replaced some, which a capture may not see; and whether it set up anything that later calls find, as in `Before.set_up`.
 
     The call is made under no_grad, so that nothing is saved for backward. If it fails, it is made once more with gradients,
     for a forward that needs them itself. Fake and meta tensors hold nothing to try. A call that does not fit into memory,
@@ -37,7 +38,7 @@ def probe(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], forw
     tensors, spec = tree.flatten((args, dict(kwargs)))
     every = [*tensors, *model.parameters(), *model.buffers()]
     if fake_mode_of(every) is not None or any(t.is_meta for t in every):
-        return False
+        return False, False
     # Compiled parts of a model run as they are written: compiling them for one call would take long.
     for grad in (False, True):
         eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
@@ -45,24 +46,28 @@ def probe(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], forw
         try:
             with put_back as before, eager, torch.set_grad_enabled(grad):
                 with _InTime():
-                    result = forward(*args, **kwargs)
+                    result = model(*args, **kwargs)
                 found, made = tree.flatten(result, opaque_ok=True)
                 found += tree.put_into((args, kwargs), tensors)
-                moves = before.tensors.moved()
+                moves, sets_up = before.moved(model), before.set_up(model)
+                if sets_up:
+                    with as_before(model) as again:
+                        model(*args, **kwargs)
+                        moves, sets_up = moves and not again.moved(model), not again.set_up(model)
             if not found:
                 kind = ", ".join(sorted(set(tree.opaque_kinds(made)))) or type(result).__name__
                 raise TraceError(
                     f"the module returns no tensor that can be found (it returns {kind}), so nothing can be trained by it; "
                     "return tensors, in tuples, lists, dicts or dataclasses"
                 )
-            return moves
+            return moves, sets_up
         except (torch.OutOfMemoryError, MemoryError, _Enough):
-            return False
+            return False, False
         except RekindleError:
             raise
         except Exception as e:
             if any(words in str(e) for words in _OUT_OF_MEMORY):
-                return False
+                return False, False
             if grad:
                 text, line = (str(e).strip().splitlines() or [""])[0], users_line(e)[1]
                 raise TraceError(

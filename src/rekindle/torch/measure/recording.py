@@ -190,6 +190,8 @@ class _Recorder:
         forward = plain_forward(module)
 
         def recorded(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_dynamo_compiling():  # a branch of torch.cond calls it, and cannot hold a planned part
+                return forward(*args, **kwargs)
             if torch.is_grad_enabled() and not LOCK.mine and (counts or name not in self.found):
                 with contextlib.suppress(Exception):  # arguments that cannot be taken apart: the module is no part
                     self._note(name, module, kind, calls.bind(forward, args, kwargs), counts)

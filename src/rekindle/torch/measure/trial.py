@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from ...errors import RekindleError, TraceError
-from ...model.plan import Plan
 from ...saying import notices
 from ..capture.inner_checkpoints import checkpoints_inside
 from ..capture.left_out import as_if_left_out
@@ -33,6 +32,7 @@ from .measured_step import Outcome
 from .witness import Witness
 
 log = logging.getLogger("rekindle")
+T = TypeVar("T")
 Forward = Callable[[list[torch.Tensor]], torch.Tensor]  # from the call's tensors to the loss
 # Kind of results that differ -> the kind and the names in words.
 _WORDS = (("loss", "the loss"), ("buffers", "{}, to which forward writes"), ("gradients", "the gradients of {}"))
@@ -118,9 +118,7 @@ def _step(
     return Outcome(loss.detach(), by_name, {**before.written(model)}, [], False, 0, 0.0, tuple(inputs))
 
 
-def for_later_calls(
-    model: nn.Module, call: ModuleCall, forward: Callable[..., Any], plan: Callable[[], Plan], error: TraceError | None
-) -> Plan | None:
+def for_later_calls(model: nn.Module, call: ModuleCall, plan: Callable[[], T], error: TraceError | None) -> T | None:
     """The plan that `plan` makes while the module is as its first plain call leaves it, with the tensors and attributes that
     forward sets then (ranges, position indices, states). Afterwards the module is as it was. None: there is no such plan.
 
@@ -132,8 +130,8 @@ def for_later_calls(
     args, kwargs = call.form.arguments(tree.unflatten(copies(call.tensors, owned(model)), call.spec))
     with as_before(model, [*call.tensors, *tree.leaves(call.spec)]) as before:
         try:
-            forward(*args, **kwargs)
-            if error is None or error.reason in OF_FIRST_CALLS or before.tensors.moved():
+            model(*args, **kwargs)
+            if error is None or error.reason in OF_FIRST_CALLS or before.set_up(model):
                 return plan()
         except Exception as e:
             if isinstance(e, RekindleError) and not isinstance(e, TraceError):

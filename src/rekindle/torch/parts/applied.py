@@ -66,6 +66,7 @@ class PartsForward(InPlaceOfForward):
         self.copies_of: Callable[[str], PartCopies | None] | None = None  # gives what copies for the part of a path
         self.staged: StagedForward | None = None  # made by the first call: a pickled module is not filled before
         self.tallies: dict[str, Tally] = {}  # path of a stage -> how often it ran; "" -> calls in stages
+        self.waits: tuple[str, bool] | None = None  # arguments of `put_on`, to be called after a first call
         self.checked: Check | None = None  # of the step that `verify` measured last
         self._told = False  # the log, that the model makes no cache
         self._noted = False  # which parts share memory
@@ -79,6 +80,8 @@ class PartsForward(InPlaceOfForward):
         if model is None or not torch.is_grad_enabled():
             self.tally.idle += 1
             return self.plain(*args, **kwargs)
+        if self.waits is not None and not LOCK.mine and model.training == self._training:
+            return self._first(model, args, kwargs)
         if model.training == self._training:
             self.tally.ran += 1
         else:
@@ -98,6 +101,25 @@ class PartsForward(InPlaceOfForward):
                     type(model).__name__,
                 )
             return self.forward(*args, **kwargs)
+
+    def put_on(self, model: nn.Module, on_new_shape: str, check: bool) -> None:
+        """Put the plans of the parts on the submodules. Raises as `apply_parts`."""
+        with without_caches(model, self.plan.keeps_caches):  # as in a step, for which the plans are
+            forwards = _forwards(model, self.plan, on_new_shape, check)
+        self.copies_of = copies_of(self.plan, model)
+        for (module, forward), part in zip(forwards, self.plan.parts, strict=False):
+            forward.copies = self.copies_of(part.path)
+            forward.take_over(module)
+            unused.used(module)  # a step may leave it out
+
+    def _first(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The first call, after which the parts are put on."""
+        line = "its first call sets state for later calls. It runs plain; its parts are planned for those"
+        notices.say(f"{type(model).__name__}: {line}", aloud=self.plan.options.progress is not False)
+        result = self.plain(*args, **kwargs)
+        waits, self.waits = self.waits, None
+        self.put_on(model, *(waits or ()))
+        return result
 
     def have_copies(self, model: nn.Module) -> None:
         """Tell the parts of a model that was copied or pickled what copies for them. Raises as `copies_of`."""
@@ -147,11 +169,12 @@ class PartsForward(InPlaceOfForward):
         return copied
 
     def _pickled(self) -> Any:
-        return self.plan.to_text(), self._watches, self._training
+        return self.plan.to_text(), self._watches, self._training, self.waits
 
     def _unpickle(self, pickled: Any) -> None:
-        text, self._watches, self._training = pickled
+        text, self._watches, self._training, waits = pickled
         self._begin(parts_plan_from_json(formats.parse_json(text, WHERE), WHERE))
+        self.waits = waits
 
 
 class PartForward(PlannedForward):
@@ -161,22 +184,20 @@ class PartForward(PlannedForward):
 Forward = PartForward | AgainForward | CompiledForward
 
 
-def apply_parts(model: nn.Module, plan: PartsPlan, on_new_shape: str, check: bool) -> nn.Module:
-    """Put the plans on the model's submodules. If one cannot be put on, the model is as it was.
+def apply_parts(model: nn.Module, plan: PartsPlan, on_new_shape: str, check: bool, later: bool = False) -> nn.Module:
+    """Put the plans on the model's submodules. If one cannot be put on, the model is as it was. later : put them on after the
+    first call, which sets up what the plans are for.
 
     Raises
     ------
     PlanMismatch : the model has no submodule of that name, or one of other classes.
     RekindleError : the host does not have the memory that the plan copies to.
     """
-    with without_caches(model, plan.keeps_caches):  # as in a step, since the plans are for modules in that state
-        forwards = _forwards(model, plan, on_new_shape, check)
     root = PartsForward(model, plan, on_new_shape == "plan" and plan.goal.is_budget)
-    root.copies_of = copies_of(plan, model)
-    for (module, forward), part in zip(forwards, plan.parts, strict=False):
-        forward.copies = root.copies_of(part.path)
-        forward.take_over(module)
-        unused.used(module)  # a step may leave it out
+    if later:
+        root.waits = on_new_shape, check
+    else:
+        root.put_on(model, on_new_shape, check)
     root.take_over(model)
     return model
 

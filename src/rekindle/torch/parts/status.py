@@ -184,7 +184,7 @@ def _of_parts(model: nn.Module, root: PartsForward) -> Status:
     plan, tallies, found = root.plan, {**root.tallies}, Rows()
     calls = tallies.pop("", Tally()).ran if plan.stages else root.tally.ran
     for part in plan.parts:
-        forward = None if plan.stages else forward_of(model.get_submodule(part.path))
+        forward = None if plan.stages or root.waits else forward_of(model.get_submodule(part.path))
         if forward is not None:
             tallies[part.path] = forward.tally
         ran = tallies.get(part.path, Tally()).ran

@@ -73,6 +73,8 @@ def verify(
     if found is None or found.kind == "step":
         return check_step(model, sample, found, loss=loss, count_flops=count_flops)
     if plan is None and own is not None:
+        if own.waits:
+            raise UsageError("the plans are for the state that the model's first call sets; call it once before")
         own.have_copies(model)
     put = contextlib.nullcontext() if plan is None else _instead(model, found)
     if count_flops and found.captured.compile is not None:

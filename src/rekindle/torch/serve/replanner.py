@@ -127,8 +127,8 @@ class Replanner:
         ParityError : the loaded plan runs an op in slices that are not proven to give the same bits on this device.
         UsageError : the module was sharded after it was planned, such that no plan can run.
         """
-        if self.first_is_plain and self.plan.trace is not None and self.plan.trace.expected.differences(new.model):
-            self.first_is_plain = False
+        first, self.first_is_plain = self.first_is_plain and not any(b.uses for b in self.plans), False
+        if first and self.plan.trace is not None and self.plan.trace.expected.differences(new.model):
             self._first_plain(
                 f"{new.words}: it sets state that later calls find. It runs plain; the plan is for later calls"
             )

@@ -14,7 +14,7 @@ from torch import nn
 
 from ..private import tree_leaves
 from ..tensors import rng
-from .attributes import Attributes, Changes, plain_tensors
+from .attributes import Attributes, Changes, Kind, kind_of, plain_tensors, tensors_in_attributes
 from .iterators import Iterators
 from .restorable import BYTES_MOST, PutBack
 from .side_effects import SideEffects
@@ -41,6 +41,7 @@ class Before:
         with plainly():
             self.tensors = Tensors([*near, *far])
         self._attributes, self.changes = Attributes(model), Changes()
+        self._own = _own(model)
         self._iterators = Iterators(model, self.effects.watched)
         self._python, self._numpy = random.getstate(), np.random.get_state(legacy=False)
 
@@ -64,6 +65,16 @@ class Before:
         self.put_back()
         self._iterators.take()
 
+    def moved(self, model: nn.Module) -> bool:
+        """Whether one of the tensors has another place or shape, or the model other parameters or submodules."""
+        return self.tensors.moved() or self._own[0] != _own(model)[0]
+
+    def set_up(self, model: nn.Module) -> bool:
+        """Whether code has moved something, put tensors of another kind into attributes, or changed trained numbers."""
+        with plainly():
+            trained = [p for p in model.parameters() if p.requires_grad]
+            return self.moved(model) or self._own != _own(model) or any(map(self.tensors.differs, trained))
+
     def written(self, model: nn.Module) -> dict[str, torch.Tensor]:
         """Copies, by name, of the tensors to which forward may write, as they are now: buffers, tensors that are plain
         attributes, and parameters that differ from before."""
@@ -71,6 +82,12 @@ class Before:
             parameters = [(k, p) for k, p in model.named_parameters() if self.tensors.differs(p)]
         attributes = [(k, t) for k, _, _, t in plain_tensors(model)]
         return {k: t.detach().clone() for k, t in (*model.named_buffers(), *attributes, *parameters)}
+
+
+def _own(model: nn.Module) -> tuple[list[int], dict[str, Kind]]:
+    """(ids of submodules and parameters, kinds of other tensors)."""
+    ids = [*map(id, model.modules()), *map(id, model.parameters())]
+    return ids, {k: kind_of(t) for k, t in tensors_in_attributes(model).items()}
 
 
 @contextlib.contextmanager

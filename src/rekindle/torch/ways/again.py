@@ -20,6 +20,7 @@ from ...parts.plan import SaveRule
 from ...saying.frames import in_short, line_of, users_frame
 from .. import private
 from ..capture.flat import by_parameter
+from ..capture.trace_errors import functions_refused
 from ..compiled.saved_results import contexts
 from ..measure.as_before import as_before
 from ..measure.caches import without_caches
@@ -103,7 +104,8 @@ def more_than_computes(module: nn.Module, given: Recorded) -> str:
     with given.surroundings(module), as_before(module, by_parameter(args, kwargs)) as before:
         python, numpy = random.getstate(), np.random.get_state(legacy=False)
         nothing_saved = torch.autograd.graph.saved_tensors_hooks(lambda t: None, _not_saved)
-        with torch.enable_grad(), nothing_saved, private.scripted_refused(every=True), _Writes() as writes:
+        refused = private.scripted_refused(every=True), functions_refused()
+        with torch.enable_grad(), nothing_saved, refused[0], refused[1], _Writes() as writes:
             plain_forward(module)(*args, **kwargs)
         plain = {
             f"{path}.{k}".lstrip(".") for path, m in module.named_modules() for k, x in m.__dict__.items()

@@ -17,7 +17,7 @@ from ...errors import RekindleError, RekindleWarning, TraceError, UsageError
 from ...saying.frames import is_users
 from ...saying.progress import announce
 from .. import accept
-from ..capture.trace_errors import NO_BACKWARD, READS, SHAPE_FROM_DATA
+from ..capture.trace_errors import NO_BACKWARD, READS, SHAPE_FROM_DATA, TAKES_FUNCTIONS
 from ..compiled.stage import Stage
 from ..compiled.whole_graph import StagedForward
 from ..measure.measured_step import Subject
@@ -309,7 +309,10 @@ class Finder:
         return not why
 
     def _add_uncalled(self) -> None:
-        """Modules that this step left out, and that are like a part: another step may call them."""
+        """Modules that this step left out, and that are like a part: another step may call them; but not from operators that
+        take functions (torch.cond), which compile what they call."""
+        if any(isinstance(e, TraceError) and e.reason.endswith(TAKES_FUNCTIONS) for e in self._why.values()):
+            return
         inside = [u.path for u in self.found.units]
         like_it: dict[Any, Unit] = {}  # signature -> the first part of that signature
         for u in self.found.units:
