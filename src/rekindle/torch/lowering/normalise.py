@@ -4,8 +4,9 @@ Everything that PyTorch does implicitly becomes an explicit op here, so that one
 
 - views are no ops: they share their base's storage and are made again wherever they are read;
 - `boundary` stands for the user's loss: it reads every result and produces the gradients that come back;
-- a tensor that the module mutates is written once: by the first run of the op that makes its new content (see `in_place`),
-  else by a `copy_` op at the end of forward; then an op that may run again reads a `snapshot` taken before;
+- a tensor that the module mutates is written once: by the first run of the op that makes its new content (see `in_place`), by
+  ops in place between those that read its contents (see `writes`), else by a `copy_` op at the end of forward; an op that may
+  run again after a write reads a `snapshot` taken before;
 - `accumulate` ops hand a finished gradient over to autograd; the executor cuts the backward into stages there.
 """
 
@@ -25,10 +26,12 @@ from ...model.op_names import traced_name
 from ..capture.captured import Captured
 from ..operators import rules
 from ..operators.node_tensors import describe, is_view, same_layout, storage_bytes, tensors_of
+from ..operators.table import copies_exactly
 from ..situation.module_paths import is_marked, printable
 from .lowered import Lowered, OpCall
 from .phases import phases
 from .storages import Storages
+from .writes import writes_in_place
 
 
 def lower(
@@ -57,6 +60,7 @@ class _Lowering:
     tokens : values of 0 bytes that forward must have made before it ends, beside its results.
     drawn : token of the latest random op; the next one reads it, so that they draw in the model's order.
     awaited : the same token, where nothing else makes forward run that op before it ends.
+    between : value that is written in place -> (the token of its latest write, those of the reads since).
     """
 
     def __init__(self, c: Captured, must_save: tuple[str, ...], gradients: str):
@@ -71,16 +75,20 @@ class _Lowering:
         self.tokens: list[int] = []
         self.drawn: int | None = None
         self.awaited: int | None = None
+        self.writes = writes_in_place(c, self.phases.forward, self.phases.backward)
+        self.between: dict[int, tuple[list[int], list[int]]] = {}
 
     def build(self, name: str, resident_bytes: int) -> Lowered:
         c, s, parts = self.c, self.storages, self.phases
         for n in c.placeholders:
             if isinstance(t := n.meta.get("val"), torch.Tensor):
                 s.add_input(t, (n, 0))
+        self.between = {s.value_of[p, 0]: ([], []) for p in self.writes.home.values()}
         self._snapshots()
         for n in parts.forward:
             self._node(n, backward=False, once=n in parts.only_for_mutations)
-        self._copies()
+            self._copies(self.writes.copied.get(n, ()))
+        self._copies(p for p, new in c.mutations.items() if new is not p and p not in self.writes.home)
         self._boundary(any(rules.draws_random(n.target) for n in parts.backward))
         for n in parts.backward:
             self._node(n, backward=True, once=rules.draws_random(n.target))
@@ -89,7 +97,7 @@ class _Lowering:
         self._hand_over()
         graph = Graph(tuple(s.values), tuple(self.ops), tuple(dict.fromkeys(self.keep)), resident_bytes, name)
         return Lowered(
-            c, graph, self.calls, s.parts, s.value_of, s.views, self.snapshots, set(self.reads_snapshot)
+            c, graph, self.calls, s.parts, s.value_of, s.views, self.snapshots, set(self.reads_snapshot), self.writes
         )  # fmt: skip
 
     def _add(self, op: Op, call: OpCall) -> None:
@@ -98,7 +106,8 @@ class _Lowering:
 
     def _snapshots(self) -> None:
         """An op that may run after a mutation reads a copy taken before it."""
-        behind: dict[fx.Node, set[fx.Node]] = {p: {p} for p in self.c.mutations}  # views of a mutated placeholder
+        # views of a mutated placeholder
+        behind: dict[fx.Node, set[fx.Node]] = {p: {p} for p in self.c.mutations if p not in self.writes.home}
         for n in [*self.phases.forward, *self.phases.backward]:
             for p, aliases in behind.items():
                 if any(a in aliases for a in n.all_input_nodes):
@@ -108,28 +117,51 @@ class _Lowering:
                         self.reads_snapshot.setdefault(n, []).append(p)
                         self.snapshots.setdefault(p, -1)
         for p in list(self.snapshots):
-            t = p.meta["val"]
-            source = self.storages.value_of[(p, 0)]
-            self.snapshots[p] = self.storages.new(storage_bytes(t))
-            self._add(_op(SNAPSHOT, [source], [self.snapshots[p]], shape=describe(t)), OpCall(SNAPSHOT, p))
+            self._snapshot(p, storage_bytes(p.meta["val"]))
+
+    def _snapshot(self, n: fx.Node, size: int) -> None:
+        self.snapshots[n] = self.storages.new(size)
+        read, made = self.storages.behind(n), [self.snapshots[n]]
+        if n in self.writes.home:
+            read, made = self._in_turn(read, made, False)
+        self._add(_op(SNAPSHOT, read, made, shape=describe(n.meta["val"])), OpCall(SNAPSHOT, n))
+
+    def _shielded(self, n: fx.Node) -> None:
+        """Let an op that reads what forward writes in place read a snapshot, so that it may run again: where that takes less
+        than its results, and is laid out so that it computes the same bits."""
+        read = [(a, t) for a in n.all_input_nodes if a in self.writes.home for _, t in tensors_of(a)]
+        if not read or n in self.phases.only_for_mutations or n in self.writes.over or len({a for a, _ in read}) < len(read):
+            return
+        sizes = {a: t.numel() * t.element_size() for a, t in read}
+        dense = all(torch.ops.aten.is_non_overlapping_and_dense(t) for _, t in read)
+        if (dense or copies_exactly(n.target)) and sum(sizes.values()) < sum(storage_bytes(t) for _, t in tensors_of(n)):
+            for a, size in sizes.items():
+                if a not in self.snapshots:
+                    self._snapshot(a, size)
+            self.reads_snapshot[n] = list(sizes)
 
     def _node(self, n: fx.Node, backward: bool, once: bool) -> None:
         s = self.storages
-        if is_view(n):
+        if n in self.writes.home:
+            s.lies_in(n, s.value_of[self.writes.home[n], 0])
+        if is_view(n) or n in self.writes.back:
             s.views.add(n)
             return
+        if not backward:
+            self._shielded(n)
         read = [t for a in n.all_input_nodes for _, t in tensors_of(a)]
         inputs = s.read_by(n, read)
         for p in self.reads_snapshot.get(n, ()):
-            inputs = [v for v in inputs if v != s.value_of[(p, 0)]] + [self.snapshots[p]]
+            inputs = [v for v in inputs if v not in s.behind(p)] + [self.snapshots[p]]
+        in_turn = not backward and not self.between.keys().isdisjoint(inputs)
         outputs = self._made_by(n)
-        inputs, outputs = self._in_order(n, inputs, outputs, backward)
+        inputs, outputs = self._in_order(n, inputs, outputs, backward, in_turn)
         path = self.c.module_path.get(n, "")
         marked = not backward and is_marked(path, self.must_save)
         made = tensors_of(n)
         devices = {t.device.type for t in (*(t for _, t in made), *read) if t.dim()}
-        run_once = once or marked or rules.must_save(n.target, devices)
-        over = s.overwritable(n) if n not in self.c.writing else {}
+        run_once = once or in_turn or marked or rules.must_save(n.target, devices)
+        over = s.overwritable(n) if n not in self.c.writing and n not in self.writes.over else {}
         shape = describe(made[0][1]) if made else ""
         op = _op(
             OPERATOR, inputs, outputs, module=printable(path), target=str(n.target), shape=shape, backward=backward,
@@ -143,7 +175,7 @@ class _Lowering:
         outputs: list[int] = []
         # An op that writes in place returns the tensor that it writes.
         in_place = n in self.c.writing and isinstance(n.meta["val"], torch.Tensor)
-        for i, t in () if in_place else tensors_of(n):
+        for i, t in () if in_place or n in self.writes.over else tensors_of(n):
             v = s.find(t)
             if v is None:
                 outputs.append(s.new_of(t, (n, i)))
@@ -155,17 +187,19 @@ class _Lowering:
         return outputs
 
     def _in_order(
-        self, n: fx.Node, inputs: list[int], outputs: list[int], backward: bool
+        self, n: fx.Node, inputs: list[int], outputs: list[int], backward: bool, in_turn: bool
     ) -> tuple[list[int], list[int]]:
         """The inputs and outputs of an op with tokens for its effects beyond its results.
 
         Random ops wait for each other, so only the last must be waited for. The boundary waits for the other ops, or the
-        end of backward does.
+        end of backward does. in_turn : as `_in_turn`.
         """
         draws = rules.draws_random(n.target)
         writes = n in self.c.writing and n not in self.phases.returned
         if draws and self.drawn is not None:
             inputs = [*inputs, self.drawn]
+        if in_turn:
+            inputs, outputs = self._in_turn(inputs, outputs, n in self.writes.over)
         if not outputs or draws or writes:
             token = self.storages.new(0)
             outputs = [*outputs, token]
@@ -175,18 +209,30 @@ class _Lowering:
                 self.tokens.append(token)
         return inputs, outputs
 
-    def _copies(self) -> None:
+    def _in_turn(self, inputs: list[int], outputs: list[int], writes: bool) -> tuple[list[int], list[int]]:
+        """The inputs and outputs of an op that reads or writes what is written in place: a write waits for the reads of the
+        content before it, and a read for the write of its content."""
+        token = self.storages.new(0)
+        self.tokens.append(token)
+        for v in [v for v in inputs if v in self.between]:
+            write, reads = self.between[v]
+            inputs = [*inputs, *write, *(reads if writes else [])]
+            self.between[v] = ([token], []) if writes else (write, [*reads, token])
+        return list(dict.fromkeys(inputs)), [*outputs, token]
+
+    def _copies(self, mutated: Iterable[fx.Node]) -> None:
         """Write what the module mutates, after everything that reads the old content directly."""
         s = self.storages
-        for p, new in self.c.mutations.items():
-            if new is p:
-                continue
-            readers = [v for u in p.users if u in self.phases.only_for_mutations for v in s.behind(u)]
-            copied = [self.snapshots[p]] if p in self.snapshots else []
-            inputs = list(dict.fromkeys([*s.behind(new), s.value_of[(p, 0)], *readers, *copied]))
-            token = s.new(0)
-            self.tokens.append(token)
-            self._add(_op(COPY, inputs, [token], shape=describe(p.meta["val"])), OpCall(COPY, p))
+        for p in mutated:
+            inputs, outputs = [*s.behind(self.c.mutations[p]), s.value_of[p, 0]], list[int]()
+            if p in self.writes.home:
+                inputs, outputs = self._in_turn(inputs, outputs, True)
+            else:
+                inputs += [v for u in p.users if u in self.phases.only_for_mutations for v in s.behind(u)]
+                inputs += [self.snapshots[p]] if p in self.snapshots else []
+                outputs = [s.new(0)]
+                self.tokens += outputs
+            self._add(_op(COPY, list(dict.fromkeys(inputs)), outputs, shape=describe(p.meta["val"])), OpCall(COPY, p))
 
     def _boundary(self, draws_after: bool) -> None:
         """draws_after : whether backward draws random numbers. If so, it draws after forward, and after the user's draws

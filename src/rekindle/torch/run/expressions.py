@@ -119,11 +119,13 @@ class Expressions:
         """Source of the tensor for which a node stands; `swap`: a mutated placeholder is read from its snapshot."""
         if not isinstance(n, fx.Node):
             return self.argument(n, None)
+        if swap and n in self.low.snapshots:
+            return f"v{self.low.snapshots[n]}"
         if n.op == "get_attr":
             return self._constant(self.low.captured.constants[n])
         if n.op == "placeholder":
-            return f"v{self.low.snapshots[n]}" if swap and n in self.low.snapshots else self.variable(n)
-        if n.target in rules.PASS_THROUGH:
+            return self.variable(n)
+        if n.target in rules.PASS_THROUGH or n in self.low.writes.over or n in self.low.writes.back:
             return self.tensor(n.args[0], swap)
         if is_member(n):
             part: Any = (n.args[0], n.args[1])
