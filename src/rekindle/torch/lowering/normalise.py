@@ -264,6 +264,11 @@ class _Lowering:
         # The gradient of an input stays with the caller from the moment it is handed over. Where its op could run again, a
         # schedule would free it meanwhile and believe that it had gained its bytes.
         theirs = {v for p, g in self.c.gradients.items() if p not in self.c.params for v in s.behind(g)}
+        # So does a tensor that forward sets an attribute to, from when it is made: the tensor before may be someone's still.
+        outputs = [self.c.outputs[a.output] for a in self.c.assigned.values() if a.output is not None]
+        assigned = [v for o in outputs if isinstance(o, fx.Node) for v in s.behind(o) if v in made_by]
+        theirs |= {*assigned}
+        self.keep += assigned
         sharing = Counter(v for g in self.c.gradients.values() for v in s.behind(g))
         before = list(zip(self.ops, self.calls, strict=True))
         self.ops, self.calls = [], []

@@ -59,7 +59,7 @@ def cut(low: Lowered, schedule: Schedule) -> Halves:
     replayed = {o for o in twice if _is_random(low, o)}
     found = {x for s in backward if isinstance(s, Run) for x in placeholders_read(low, s.op)}
     read, itself = ([p for p in low.captured.placeholders if (p, way) in found] for way in (False, True))
-    return Halves(forward, dropped, backward, _live_after(low, forward, dropped), read, itself, replayed)
+    return Halves(forward, dropped, backward, _live_after(low, forward, dropped, backward), read, itself, replayed)
 
 
 def read_late(low: Lowered, forward: Steps) -> set[int]:
@@ -101,7 +101,7 @@ def tangent_values(graph: Graph) -> set[int]:
     return set(graph.ops[graph.boundary].outputs)
 
 
-def _live_after(low: Lowered, forward: Steps, dropped: Steps) -> list[int]:
+def _live_after(low: Lowered, forward: Steps, dropped: Steps, backward: Steps) -> list[int]:
     """Values that forward has made and not freed, in the order in which they were made."""
     live: dict[int, None] = {}
     for s in forward:
@@ -116,7 +116,9 @@ def _live_after(low: Lowered, forward: Steps, dropped: Steps) -> list[int]:
     for s in dropped:
         assert isinstance(s, Free)
         live.pop(s.value, None)
-    return [v for v in live if low.parts[v] or v in low.snapshots.values()]
+    # What forward sets attributes to is the module's: it is handed on only if backward reads it.
+    kept = set(low.graph.keep).difference(v for s in backward if isinstance(s, Run) for v in low.graph.ops[s.op].inputs)
+    return [v for v in live if (low.parts[v] or v in low.snapshots.values()) and v not in kept]
 
 
 def saved_by_eager(low: Lowered) -> set[fx.Node]:
