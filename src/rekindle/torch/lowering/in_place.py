@@ -16,7 +16,7 @@ from torch import fx
 
 from ..capture.captured import Captured, Writing
 from ..operators import hidden_writes
-from ..operators.node_tensors import is_member, storage_bytes, tensors_of
+from ..operators.node_tensors import is_member, is_view, storage_bytes, tensors_of
 
 aten = torch.ops.aten
 _BATCH_NORM = aten._native_batch_norm_legit_functional.default
@@ -35,6 +35,8 @@ def write_in_place(c: Captured) -> Captured:
             mutated.writing[n] = _hidden(n)
         elif n.target is _BATCH_NORM:
             gone |= _batch_norm(n, mutated)
+        elif n.target is aten.copy.default:
+            gone |= _copy(n, mutated)
     return replace(c, nodes=[n for n in c.nodes if n not in gone], mutations=mutated.new, writing=mutated.writing)
 
 
@@ -103,6 +105,22 @@ def _batch_norm(n: fx.Node, mutated: _Mutated) -> set[fx.Node]:
     n.target, n.args = aten._native_batch_norm_legit.no_stats, (*n.args[: _STATISTICS[0]], *n.args[5:])
     n.meta["val"] = n.meta["val"][: _STATISTICS[0]]
     return {new for _, new in pairs}
+
+
+def _copy(n: fx.Node, mutated: _Mutated) -> set[fx.Node]:
+    """Let a tensor that forward copies as it is over one that it mutates be the new content itself; returns the copy's node."""
+    p, x, *_ = n.args
+    if not isinstance(p, fx.Node) or not isinstance(x, fx.Node) or x.op != "call_function" or is_view(x):
+        return set()
+    alike = [(t.shape, t.stride(), t.dtype, t.device) for t in (n.meta["val"], x.meta["val"])]
+    if mutated.new.get(p) is not n or {*x.users} != {n} or mutated.wanted[n] != 1 or alike[0] != alike[1]:
+        return set()
+    if any(u.op != "output" for u in n.users):
+        return set()
+    mutated.new[p] = x
+    n.replace_all_uses_with(x)
+    n.graph.erase_node(n)
+    return {n}
 
 
 def _ignores_statistics(n: fx.Node) -> bool:

@@ -58,12 +58,12 @@ def writes_in_place(c: Captured, forward: Sequence[fx.Node], backward: Sequence[
     for p, new in c.mutations.items():
         t = p.meta["val"]
         alone = at[t.untyped_storage()._cdata] == 1 and storage_bytes(t) == t.numel() * t.element_size()
-        if new is p or not alone:
+        if new is p or new not in place or not alone:
             continue
         others = held.union(n for q, n in c.mutations.items() if q is not p)
         for over, back in (_chain(p, new), _MADE_ELSEWHERE):
             home, last = _read_in_time(p, new, over, back, [*forward, *backward], place)
-            if home and others.isdisjoint(home):
+            if home and others.isdisjoint(home) and (over or new not in home):
                 found.home |= dict.fromkeys(home, p)
                 found.over |= over
                 found.back |= back
