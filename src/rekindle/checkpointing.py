@@ -36,7 +36,9 @@ from .torch.trace import Trace, arguments_of_call, call_arguments, plain_forward
 log = logging.getLogger("rekindle")
 _GOALS = ("budget", "max_overhead", "minimize")
 _SEARCH = tuple(f.name for f in fields(PlanOptions) if f.name != "goal")
-MORE_SHARE = 0.005  # beyond the plain step's measured peak, from which a plan's is said: blocks of allocators differ. A guess
+MORE_SHARE = (
+    0.005  # beyond the plain step's measured peak, from which a plan's is said: blocks of allocators differ. A guess
+)
 FIRST_CALLS_SHARE = 0.25  # of the allowance, for the plan of a first call that another plan follows; a guess
 
 
@@ -188,8 +190,8 @@ class Checkpointing:
         if taken is not None and plain is not None and taken > (1 + MORE_SHARE) * plain:
             notices.warn(
                 f"a measured step of {type(self.model).__name__} takes {format_bytes(taken)} by its plan, and "
-                f"{format_bytes(plain)} without one: this plan saves no memory. Take it off with rekindle.restore(model), or give "
-                'a smaller budget or minimize="memory"'
+                f"{format_bytes(plain)} without one: this plan saves no memory. Take it off with rekindle.restore(model), or "
+                'give a smaller budget or minimize="memory"'
             )
 
     def _first_call_moves(self) -> bool:

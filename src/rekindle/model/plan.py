@@ -182,8 +182,8 @@ class Plan(AnyPlan):
     def _own_figures(self) -> dict[str, Any]:
         missed = self.options.missed(self.goal)
         more = {"goal": self.goal.to_json()} | ({} if missed is None else {"missed": missed.to_json()})
-        more |= {"baseline_measured": True} if self.baseline_measured else {}
-        return {k: getattr(self, k) for k in self.FIGURES} | more
+        measured = {"baseline_measured": True} if self.baseline_measured else {}
+        return {k: getattr(self, k) for k in self.FIGURES} | more | measured
 
     def to_json(self) -> dict[str, Any]:
         """The document `rekindle.plan/1`."""

@@ -36,7 +36,11 @@ def sentence(plan: Plan) -> str:
         takes = takes_words(missed, plan.peak_bytes, plan.graph, plan.baseline_activation_bytes)
         parts = [takes, price, *_rewritten(plan), peak_claim(plan)]
     else:
-        parts = [f"fits: {of_bytes(plan.peak_bytes, limit)}{_measured(plan)}", price, *_rewritten(plan)]
+        parts = [f"fits: {of_bytes(plan.peak_bytes, limit)}", price, *_rewritten(plan)]
+        if plan.goal.fraction is not None and plan.baseline_measured:
+            parts[0] += (
+                f" ({plan.goal.fraction:g} of the {format_bytes(plan.baseline_activation_bytes)} that eager took)"
+            )
         parts[-1] += f" ({claim})" if (claim := cost_claim(plan)) else ""
         parts += longer_words(plan)
         parts += offer_words(plan.offer, plan.goal, plan.graph, plan.baseline_activation_bytes)
@@ -49,13 +53,6 @@ def sentence(plan: Plan) -> str:
     saved = getattr(plan.trace, "saved", "")
     tail = f"; not counted: {left_out}" if left_out else ""
     return ", ".join(parts) + tail + (f"; gradients count from the start of the step: {saved}" if saved else "")
-
-
-def _measured(plan: Plan) -> str:
-    """Of which plain step the goal is a fraction, where that is the measured one."""
-    if plan.goal.fraction is None or not plan.baseline_measured:
-        return ""
-    return f" ({plan.goal.fraction:g} of the {format_bytes(plan.baseline_activation_bytes)} measured of a plain step)"
 
 
 def takes_words(missed: Goal | None, peak: int, step: HoldsResident, plain: int) -> str:

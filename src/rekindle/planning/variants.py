@@ -108,7 +108,8 @@ class Choice:
     """One choice of a graph.
 
     captured : the graph of the captured step; without guessed workspaces once a budget is below its floor.
-    plain : its figures, with the peak of the plain step as `measured`, where that is another. floor : the working set of its largest op. close : whether slices may round.
+    plain : its figures; measured : the peak of the plain step, where that is another than the graph says.
+    floor : the working set of its largest op. close : whether slices may round.
     refusals : of graphs that cannot keep the budget.
     _dear : rewrites that cost more than the goal allows, without any recomputation.
     """

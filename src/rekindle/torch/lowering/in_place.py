@@ -108,14 +108,13 @@ def _batch_norm(n: fx.Node, mutated: _Mutated) -> set[fx.Node]:
 
 
 def _copy(n: fx.Node, mutated: _Mutated) -> set[fx.Node]:
-    """Let a tensor that forward copies as it is over one that it mutates be the new content itself; returns the copy's node."""
-    p, x, *_ = n.args
-    if not isinstance(p, fx.Node) or not isinstance(x, fx.Node) or x.op != "call_function" or is_view(x):
+    """Let what forward copies as it is over a tensor that it mutates be the new content itself; returns the copy's node."""
+    given: Any = n.args
+    p, x = given[:2]
+    if not isinstance(x, fx.Node) or x.op != "call_function" or is_view(x) or {*x.users} != {n}:
         return set()
-    alike = [(t.shape, t.stride(), t.dtype, t.device) for t in (n.meta["val"], x.meta["val"])]
-    if mutated.new.get(p) is not n or {*x.users} != {n} or mutated.wanted[n] != 1 or alike[0] != alike[1]:
-        return set()
-    if any(u.op != "output" for u in n.users):
+    one, two = ((t.shape, t.stride(), t.dtype, t.device) for t in (n.meta["val"], x.meta["val"]))
+    if one != two or mutated.new.get(p) is not n or mutated.wanted[n] != 1 or {u.op for u in n.users} != {"output"}:
         return set()
     mutated.new[p] = x
     n.replace_all_uses_with(x)

@@ -26,12 +26,13 @@ from ...model.op_names import traced_name
 from ..capture.captured import Captured
 from ..operators import rules
 from ..operators.node_tensors import describe, is_view, same_layout, storage_bytes, tensors_of
-from ..operators.table import copies_exactly
+from ..operators.record import EVERYWHERE
+from ..operators.table import record_of
 from ..situation.module_paths import is_marked, printable
 from .lowered import Lowered, OpCall
 from .phases import phases
 from .storages import Storages
-from .writes import writes_in_place
+from .writes import writes_of
 
 
 def lower(
@@ -75,7 +76,7 @@ class _Lowering:
         self.tokens: list[int] = []
         self.drawn: int | None = None
         self.awaited: int | None = None
-        self.writes = writes_in_place(c, self.phases.forward, self.phases.backward)
+        self.writes = writes_of(c, self.phases.forward, self.phases.backward)
         self.between: dict[int, tuple[list[int], list[int]]] = {}
 
     def build(self, name: str, resident_bytes: int) -> Lowered:
@@ -87,8 +88,8 @@ class _Lowering:
         self._snapshots()
         for n in parts.forward:
             self._node(n, backward=False, once=n in parts.only_for_mutations)
-            self._copies(self.writes.copied.get(n, ()))
-        self._copies(p for p, new in c.mutations.items() if new is not p and p not in self.writes.home)
+            self._copies(n)
+        self._copies(None)
         self._boundary(any(rules.draws_random(n.target) for n in parts.backward))
         for n in parts.backward:
             self._node(n, backward=True, once=rules.draws_random(n.target))
@@ -105,40 +106,36 @@ class _Lowering:
         self.calls.append(call)
 
     def _snapshots(self) -> None:
-        """An op that may run after a mutation reads a copy taken before it."""
-        # views of a mutated placeholder
-        behind: dict[fx.Node, set[fx.Node]] = {p: {p} for p in self.c.mutations if p not in self.writes.home}
-        for n in [*self.phases.forward, *self.phases.backward]:
-            for p, aliases in behind.items():
-                if any(a in aliases for a in n.all_input_nodes):
-                    if is_view(n):
-                        aliases.add(n)
-                    elif n not in self.phases.only_for_mutations:
-                        self.reads_snapshot.setdefault(n, []).append(p)
-                        self.snapshots.setdefault(p, -1)
-        for p in list(self.snapshots):
-            self._snapshot(p, storage_bytes(p.meta["val"]))
+        """An op of backward that reads what forward has written over since reads a copy from before."""
+        for n in self.phases.backward:
+            for a in n.all_input_nodes if not is_view(n) else ():
+                if self.writes.home.get(a) in self.writes.copied:
+                    self._read_copy(n, a)
 
-    def _snapshot(self, n: fx.Node, size: int) -> None:
-        self.snapshots[n] = self.storages.new(size)
-        read, made = self.storages.behind(n), [self.snapshots[n]]
-        if n in self.writes.home:
-            read, made = self._in_turn(read, made, False)
-        self._add(_op(SNAPSHOT, read, made, shape=describe(n.meta["val"])), OpCall(SNAPSHOT, n))
+    def _read_copy(self, n: fx.Node, a: fx.Node) -> None:
+        """Let op n read a copy of tensor a, which lies in memory that forward writes to."""
+        self.reads_snapshot.setdefault(n, []).append(a)
+        if a not in self.snapshots:
+            t = a.meta["val"]
+            self.snapshots[a] = self.storages.new(t.numel() * t.element_size())
+            source = self.storages.value_of[self.writes.home[a], 0]
+            read, made = self._in_turn([source], [self.snapshots[a]], False)
+            self._add(_op(SNAPSHOT, read, made, shape=describe(t)), OpCall(SNAPSHOT, a))
 
     def _shielded(self, n: fx.Node) -> None:
         """Let an op that reads what forward writes in place read a snapshot, so that it may run again: where that takes less
         than its results, and is laid out so that it computes the same bits."""
-        read = [(a, t) for a in n.all_input_nodes if a in self.writes.home for _, t in tensors_of(a)]
-        if not read or n in self.phases.only_for_mutations or n in self.writes.over or len({a for a, _ in read}) < len(read):
+        read = {
+            a: t for a in n.all_input_nodes if a in self.writes.home and isinstance(t := a.meta["val"], torch.Tensor)
+        }
+        if not read or n in self.phases.only_for_mutations or n in self.writes.over:
             return
-        sizes = {a: t.numel() * t.element_size() for a, t in read}
-        dense = all(torch.ops.aten.is_non_overlapping_and_dense(t) for _, t in read)
-        if (dense or copies_exactly(n.target)) and sum(sizes.values()) < sum(storage_bytes(t) for _, t in tensors_of(n)):
-            for a, size in sizes.items():
-                if a not in self.snapshots:
-                    self._snapshot(a, size)
-            self.reads_snapshot[n] = list(sizes)
+        size = sum(t.numel() * t.element_size() for t in read.values())
+        exact = record_of(str(getattr(n.target, "_schema", n).name)).exact == EVERYWHERE
+        exact = exact or all(map(torch.ops.aten.is_non_overlapping_and_dense, read.values()))
+        if exact and size < sum(storage_bytes(t) for _, t in tensors_of(n)):
+            for a in read:
+                self._read_copy(n, a)
 
     def _node(self, n: fx.Node, backward: bool, once: bool) -> None:
         s = self.storages
@@ -220,19 +217,12 @@ class _Lowering:
             self.between[v] = ([token], []) if writes else (write, [*reads, token])
         return list(dict.fromkeys(inputs)), [*outputs, token]
 
-    def _copies(self, mutated: Iterable[fx.Node]) -> None:
-        """Write what the module mutates, after everything that reads the old content directly."""
+    def _copies(self, last: fx.Node | None) -> None:
+        """Copy contents over what the module mutates, once this node has run."""
         s = self.storages
-        for p in mutated:
-            inputs, outputs = [*s.behind(self.c.mutations[p]), s.value_of[p, 0]], list[int]()
-            if p in self.writes.home:
-                inputs, outputs = self._in_turn(inputs, outputs, True)
-            else:
-                inputs += [v for u in p.users if u in self.phases.only_for_mutations for v in s.behind(u)]
-                inputs += [self.snapshots[p]] if p in self.snapshots else []
-                outputs = [s.new(0)]
-                self.tokens += outputs
-            self._add(_op(COPY, list(dict.fromkeys(inputs)), outputs, shape=describe(p.meta["val"])), OpCall(COPY, p))
+        for p in [p for p, n in self.writes.copied.items() if n is last]:
+            read, token = self._in_turn([*s.behind(self.c.mutations[p]), s.value_of[p, 0]], [], True)
+            self._add(_op(COPY, read, token, shape=describe(p.meta["val"])), OpCall(COPY, p))
 
     def _boundary(self, draws_after: bool) -> None:
         """draws_after : whether backward draws random numbers. If so, it draws after forward, and after the user's draws

@@ -14,7 +14,7 @@ from .overwrites import FITS
 from .own_ops import NAMESPACE
 from .pool_offsets import OPERATORS as POOL_OFFSETS
 from .random_in_place import OPERATORS as DRAWS
-from .record import EVERYWHERE, Operator, overloads
+from .record import Operator, overloads
 from .small_saves import OPERATORS as SMALL_SAVES
 
 _FAMILIES = (norms, convolutions, products, pools, losses, reductions, indexing, views, pointwise)
@@ -58,11 +58,6 @@ def wants_dense(target: Any) -> bool:
 def copies_gaps(target: Any) -> bool:
     """Whether the op copies arguments with gaps before it computes: a slice with gaps has the bits of one without."""
     return isinstance(target, OpOverload) and record_of(target._schema.name).copies_gaps
-
-
-def copies_exactly(target: Any) -> bool:
-    """Whether the op computes the same bits of a tensor with gaps and of a copy of it without."""
-    return isinstance(target, OpOverload) and record_of(target._schema.name).exact == EVERYWHERE
 
 
 def may_overwrite(target: Any, position: int, args: Sequence[Any]) -> bool:

@@ -30,7 +30,7 @@ REPLANS_MOST = 2  # plans that are made anew because a measured step took more t
 # A measured peak beyond the predicted one by more than both is said. Guesses.
 MISS_SHARE = 0.02
 MISS_BYTES = 2**20
-PLAIN_BYTES = 2**16  # beside the same share: from there on a fraction is one of the measured plain step, not of the predicted one
+PLAIN_BYTES = 2**16  # beside the same share: from there on a fraction is one of the measured plain step
 
 
 def confirm(model: nn.Module, sample: Any, plan: Plan, again: Callable[[Goal], Plan]) -> tuple[Plan, Check]:
