@@ -128,7 +128,9 @@ class _Lowering:
         read = {
             a: t for a in n.all_input_nodes if a in self.writes.home and isinstance(t := a.meta["val"], torch.Tensor)
         }
-        if not read or n in self.phases.only_for_mutations or n in self.writes.over:
+        if not read or n in self.writes.over or all(u in self.writes.over for u in n.users):
+            return
+        if n in self.phases.only_for_mutations:
             return
         size = sum(t.numel() * t.element_size() for t in read.values())
         exact = record_of(str(getattr(n.target, "_schema", n).name)).exact == EVERYWHERE
