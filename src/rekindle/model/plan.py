@@ -35,6 +35,8 @@ class Plan(AnyPlan):
         a gradient for every trained parameter, activations, workspace.
     activation_peak_bytes : the same less what is held during the whole step (`graph.resident_bytes`).
     baseline_peak_bytes : peak_bytes of the step that recomputes nothing.
+    baseline_measured : `baseline_peak_bytes` is what eager's plain step was measured to take, where that is another than the
+        judge says: eager holds tensors in variables, and makes some that nobody reads.
     seconds : modelled time of one planned step.
     overhead : extra cost / baseline cost, in the unit `cost`.
     flops_overhead : extra FLOPs / baseline FLOPs.
@@ -92,6 +94,7 @@ class Plan(AnyPlan):
     offer: tuple[int, float] | None = field(default=None, compare=False)
     host_bytes: int = 0
     moved_bytes: int = 0
+    baseline_measured: bool = False
 
     FIGURES = (
         "peak_bytes", "activation_peak_bytes", "baseline_peak_bytes", "arena_bytes", "sum_bytes",
@@ -179,7 +182,8 @@ class Plan(AnyPlan):
     def _own_figures(self) -> dict[str, Any]:
         missed = self.options.missed(self.goal)
         more = {"goal": self.goal.to_json()} | ({} if missed is None else {"missed": missed.to_json()})
-        return {k: getattr(self, k) for k in self.FIGURES} | more
+        measured = {"baseline_measured": True} if self.baseline_measured else {}
+        return {k: getattr(self, k) for k in self.FIGURES} | more | measured
 
     def to_json(self) -> dict[str, Any]:
         """The document `rekindle.plan/1`."""

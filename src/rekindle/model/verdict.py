@@ -37,6 +37,10 @@ def sentence(plan: Plan) -> str:
         parts = [takes, price, *_rewritten(plan), peak_claim(plan)]
     else:
         parts = [f"fits: {of_bytes(plan.peak_bytes, limit)}", price, *_rewritten(plan)]
+        if plan.goal.fraction is not None and plan.baseline_measured:
+            parts[0] += (
+                f" ({plan.goal.fraction:g} of the {format_bytes(plan.baseline_activation_bytes)} that eager took)"
+            )
         parts[-1] += f" ({claim})" if (claim := cost_claim(plan)) else ""
         parts += longer_words(plan)
         parts += offer_words(plan.offer, plan.goal, plan.graph, plan.baseline_activation_bytes)

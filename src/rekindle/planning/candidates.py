@@ -18,6 +18,10 @@ from ..saying.shares import EPS
 Finish = Callable[[Graph, Schedule], Schedule]
 
 
+class Measured(int):
+    """Bytes that a plain step was measured to take, where they differ from what its graph says."""
+
+
 @dataclass(frozen=True)
 class Scored:
     """A schedule and the judge's figures for it.
@@ -48,8 +52,8 @@ class Scorer:
     finish : turns a schedule into the one that will be run; the judge sees the finished one. None: it is run as it is.
     spare : bytes that a budget must leave free beside a loop that holds the results of forward until the step is over.
         None: only the judge's peak has to fit.
-    plain_bytes : the activation peak of which a budget is a fraction, where `graph` is a rewrite of a captured step; None: that
-        of the graph itself, each op run once.
+    plain_bytes : the activation peak of which a budget is a fraction, where `graph` is a rewrite of a captured step or the
+        plain step is `Measured`; None: that of the graph itself, each op run once.
     """
 
     graph: Graph

@@ -18,7 +18,7 @@ from ..problem import Solver
 from ..saying.progress import announce
 from ..saying.shares import COST_WORDS, percent
 from ..saying.sizes import format_bytes
-from .candidates import Scored, Scorer
+from .candidates import Measured, Scored, Scorer
 
 DEFAULT_SOLVER = "auto"  # as `rekindle.plan` has it
 
@@ -68,9 +68,11 @@ def infeasible(
     smallest = min(found, key=lambda s: (s.needs, s.judged.overhead))
     asked = budget_words(limit)
     if goal.fraction is not None:
-        asked = f"budget {goal.fraction:g} of the baseline's activation peak ({format_bytes(limit)} in all)"
+        whose = "measured plain step's" if isinstance(scorer.plain_bytes, Measured) else "baseline's"
+        asked = f"budget {goal.fraction:g} of the {whose} activation peak ({format_bytes(limit)} in all)"
     bound, op = bound_words(graph, floor, scorer.spare)
-    rewritten = "" if scorer.plain_bytes is None else "even with ops rewritten to take less memory, "
+    as_captured = scorer.plain_bytes is None or isinstance(scorer.plain_bytes, Measured)
+    rewritten = "" if as_captured else "even with ops rewritten to take less memory, "
     why = (
         f"{rewritten}no schedule exists below {bound}"
         if limit < floor.bytes

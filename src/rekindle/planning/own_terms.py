@@ -66,7 +66,7 @@ def in_own_terms(plan: Plan) -> Plan:
     goal = own_goal(plan.goal, graph, plain, plan.cost)
     found = _with_overheads(plan, lambda user, cost: (1 + user) * _ratio(plain, graph, cost) - 1)
     baseline = graph.with_resident(plain_activation_bytes(graph))
-    return replace(found, goal=goal or plan.goal, rewriting=None, baseline_peak_bytes=baseline)
+    return replace(found, goal=goal or plan.goal, rewriting=None, baseline_peak_bytes=baseline, baseline_measured=False)
 
 
 def _with_overheads(plan: Plan, other: Callable[[float, str], float]) -> Plan:

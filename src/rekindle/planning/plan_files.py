@@ -79,6 +79,7 @@ def plan_from_json(doc: Any, where: str, graph: Graph) -> Plan:
         r.number("solve_seconds"), {k: str(v) for k, v in r.table("created_with").items()},
         asked=asked, captured=captured, least_overhead=r.number("least_overhead", 0.0),
         rewriting=rewriting, host_bytes=r.whole("host_bytes", 0), moved_bytes=r.whole("moved_bytes", 0),
+        baseline_measured=r.doc.get("baseline_measured") is True,
     )  # fmt: skip
     own = in_own_terms(plan)
     wrong = _wrong_in_itself(own) or _not_as_judged(own)
@@ -143,9 +144,9 @@ def _not_as_judged(plan: Plan) -> str:
         return "its schedule runs more than any step does"
     judged = simulate(graph, schedule, plan.cost)
     baseline = simulate(graph, Schedule.baseline(graph), plan.cost)
+    plain = baseline.peak_bytes if plan.baseline_measured else plan.baseline_peak_bytes
     same = (
-        plan.graph_hash, plan.peak_bytes, plan.activation_peak_bytes, plan.baseline_peak_bytes, plan.host_bytes,
-        plan.moved_bytes,
+        plan.graph_hash, plan.peak_bytes, plan.activation_peak_bytes, plain, plan.host_bytes, plan.moved_bytes,
     ) == (
         graph.hash, judged.peak_bytes, graph.beside_resident(judged.peak_bytes), baseline.peak_bytes, judged.host_bytes,
         judged.moved_bytes,

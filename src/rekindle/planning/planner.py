@@ -22,7 +22,7 @@ from ..saying.progress import announce
 from ..saying.shares import EPS, percent
 from ..saying.sizes import format_bytes
 from . import certify, registry, remembered
-from .candidates import Finish, Known, PlanRequest, Scored, Scorer, pick, smaller
+from .candidates import Finish, Known, Measured, PlanRequest, Scored, Scorer, pick, smaller
 from .infeasible import floor_of, infeasible, infeasible_with_copies, no_such_overhead
 from .offloading import Offloading
 
@@ -347,12 +347,14 @@ def as_plan(
 ) -> Plan:
     """The plan of a candidate. seconds : how long solving took."""
     graph, j, bound = scorer.graph, best.judged, proven.bound
+    plain, measured = scorer.plain_bytes, isinstance(scorer.plain_bytes, Measured)
     return Plan(
         graph=graph,
         schedule=best.schedule,
         peak_bytes=j.peak_bytes,
         activation_peak_bytes=graph.beside_resident(j.peak_bytes),
-        baseline_peak_bytes=baseline.judged.peak_bytes,
+        baseline_peak_bytes=graph.with_resident(plain or 0) if measured else baseline.judged.peak_bytes,
+        baseline_measured=measured,
         seconds=j.seconds,
         overhead=j.overhead,
         flops_overhead=j.flops_overhead,

@@ -108,15 +108,18 @@ class Choice:
     """One choice of a graph.
 
     captured : the graph of the captured step; without guessed workspaces once a budget is below its floor.
-    plain : its figures. floor : the working set of its largest op. close : whether slices may round.
+    plain : its figures; measured : the peak of the plain step, where that is another than the graph says.
+    floor : the working set of its largest op. close : whether slices may round.
     refusals : of graphs that cannot keep the budget.
     _dear : rewrites that cost more than the goal allows, without any recomputation.
     """
 
-    def __init__(self, family: Family, options: PlanOptions):
+    def __init__(self, family: Family, options: PlanOptions, measured: int | None = None):
         self.family, self.options = family, options
         self.captured = family.graph(())
         self.plain = plain_figures(self.captured)
+        if measured is not None:
+            self.plain = replace(self.plain, peak_bytes=self.captured.with_resident(measured))
         self.floor, self.plain_bytes = _floor(self.captured), self.captured.beside_resident(self.plain.peak_bytes)
         self.close = options.parity == CLOSE
         self.refusals: list[InfeasibleBudget] = []

@@ -17,6 +17,7 @@ from ..model.graph import OPERATOR, Graph
 from ..model.plan import Plan
 from ..planning.accept import callback, choice
 from ..planning.accept import unused as accept_unused
+from ..planning.candidates import Measured
 from ..saying import notices
 from ..saying.progress import Progress, announce, telling
 from . import accept
@@ -66,6 +67,7 @@ class Trace:
     state_bytes : bytes of optimizer state that are counted.
     gradient_bytes : bytes of a gradient for every trained parameter.
     saved : text that says what another choice of `gradients` would save; "" if nothing is known.
+    plain_bytes : the measured activation peak of the plain step, where the graph says another; None: as the graph says.
     origin : of a rewritten step, the trace of the step as it was captured; None: this is that trace. See `rewrite.rewritten`.
     """
 
@@ -82,6 +84,7 @@ class Trace:
     state_bytes: int = 0
     gradient_bytes: int = 0
     saved: str = ""
+    plain_bytes: Measured | None = None
     origin: Trace | None = field(default=None, repr=False)
 
     @property

@@ -131,6 +131,9 @@ _TRACED: tuple[Any, ...] = (FunctionalTensor, FakeTensor)
 def own_classes(own: Mapping[str, torch.Tensor], now: Mapping[str, torch.Tensor]) -> Iterator[None]:
     """Inside, traced tensors have the attributes of the parameters and buffers for which they stand, the methods of their
     classes, and are instances of them if those are parameters. own : the real tensors. now : traced ones, by the same names."""
+    if not own:
+        yield
+        return
     for name, t in own.items():
         now[name].__dict__.update({k: x for k, x in vars(t).items() if k not in vars(now[name])} | {_KIND: type(t)})
     meta: Any = type(nn.Parameter)
@@ -147,11 +150,11 @@ def own_classes(own: Mapping[str, torch.Tensor], now: Mapping[str, torch.Tensor]
         return found.__get__(t, vars(t)[_KIND]) if hasattr(found, "__get__") else found
 
     meta.__instancecheck__ = is_instance
-    for traced in _TRACED if own else ():
+    for traced in _TRACED:
         traced.__getattr__ = missing
     try:
         yield
     finally:
         meta.__instancecheck__ = check
-        for traced in _TRACED if own else ():
+        for traced in _TRACED:
             del traced.__getattr__

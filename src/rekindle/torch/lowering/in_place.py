@@ -16,8 +16,7 @@ from torch import fx
 
 from ..capture.captured import Captured, Writing
 from ..operators import hidden_writes
-from ..operators.node_tensors import is_member, storage_bytes, tensors_of, with_values
-from ..operators.table import OVERWRITES, may_overwrite
+from ..operators.node_tensors import is_member, is_view, storage_bytes, tensors_of
 
 aten = torch.ops.aten
 _BATCH_NORM = aten._native_batch_norm_legit_functional.default
@@ -36,8 +35,8 @@ def write_in_place(c: Captured) -> Captured:
             mutated.writing[n] = _hidden(n)
         elif n.target is _BATCH_NORM:
             gone |= _batch_norm(n, mutated)
-        elif 0 in OVERWRITES.get(n.target, {}):
-            _element_wise(n, mutated)
+        elif n.target is aten.copy.default:
+            gone |= _copy(n, mutated)
     return replace(c, nodes=[n for n in c.nodes if n not in gone], mutations=mutated.new, writing=mutated.writing)
 
 
@@ -108,19 +107,21 @@ def _batch_norm(n: fx.Node, mutated: _Mutated) -> set[fx.Node]:
     return {new for _, new in pairs}
 
 
+def _copy(n: fx.Node, mutated: _Mutated) -> set[fx.Node]:
+    """Let what forward copies as it is over a tensor that it mutates be the new content itself; returns the copy's node."""
+    given: Any = n.args
+    p, x = given[:2]
+    if not isinstance(x, fx.Node) or x.op != "call_function" or is_view(x) or {*x.users} != {n}:
+        return set()
+    one, two = ((t.shape, t.stride(), t.dtype, t.device) for t in (n.meta["val"], x.meta["val"]))
+    if one != two or mutated.new.get(p) is not n or mutated.wanted[n] != 1 or {u.op for u in n.users} != {"output"}:
+        return set()
+    mutated.new[p] = x
+    n.replace_all_uses_with(x)
+    n.graph.erase_node(n)
+    return {n}
+
+
 def _ignores_statistics(n: fx.Node) -> bool:
     """Whether the op is a batch norm's backward in training mode, which takes running statistics and ignores them."""
     return n.target is aten.native_batch_norm_backward.default and bool(n.args[_IN_TRAINING[n.target]])
-
-
-def _element_wise(n: fx.Node, mutated: _Mutated) -> None:
-    """Write an element-wise op's result over the placeholder that it updates, if that is safe."""
-    p: Any = n.args[0]
-    if not isinstance(p, fx.Node) or not mutated.only_between(p, n, n) or any(u.op != "output" for u in n.users):
-        return
-    before, after = p.meta["val"], n.meta["val"]
-    alike = (before.shape, before.dtype, before.device) == (after.shape, after.dtype, after.device)
-    if not alike or not may_overwrite(n.target, 0, with_values(n.args)):
-        return
-    del mutated.new[p]
-    mutated.writing[n] = Writing(OVERWRITES[n.target][0], n.args)

@@ -9,6 +9,7 @@ from torch import fx
 from ...model.graph import Graph
 from ..capture.captured import Captured
 from ..operators.node_tensors import Part
+from .writes import Writes
 
 
 @dataclass
@@ -34,8 +35,9 @@ class Lowered:
     parts : for each value, the tensors that live in its storage, as the producing node returns them.
     value_of : tensor -> value id, for placeholders and for the tensors that ops produce.
     views : nodes that are views, or take a member of the result of another node.
-    snapshots : placeholder -> value id of its copy from before the mutation.
+    snapshots : placeholder, or view of what forward writes in place -> value id of its copy from before the mutation.
     reads_snapshot : nodes that read such a copy.
+    writes : the writes in place.
     """
 
     captured: Captured
@@ -46,3 +48,4 @@ class Lowered:
     views: set[fx.Node] = field(default_factory=set)
     snapshots: dict[fx.Node, int] = field(default_factory=dict)
     reads_snapshot: set[fx.Node] = field(default_factory=set)
+    writes: Writes = field(default_factory=Writes)

@@ -4,8 +4,9 @@ Everything that PyTorch does implicitly becomes an explicit op here, so that one
 
 - views are no ops: they share their base's storage and are made again wherever they are read;
 - `boundary` stands for the user's loss: it reads every result and produces the gradients that come back;
-- a tensor that the module mutates is written once: by the first run of the op that makes its new content (see `in_place`),
-  else by a `copy_` op at the end of forward; then an op that may run again reads a `snapshot` taken before;
+- a tensor that the module mutates is written once: by the first run of the op that makes its new content (see `in_place`), by
+  ops in place between those that read its contents (see `writes`), else by a `copy_` op at the end of forward; an op that may
+  run again after a write reads a `snapshot` taken before;
 - `accumulate` ops hand a finished gradient over to autograd; the executor cuts the backward into stages there.
 """
 
@@ -25,10 +26,13 @@ from ...model.op_names import traced_name
 from ..capture.captured import Captured
 from ..operators import rules
 from ..operators.node_tensors import describe, is_view, same_layout, storage_bytes, tensors_of
+from ..operators.record import EVERYWHERE
+from ..operators.table import record_of
 from ..situation.module_paths import is_marked, printable
 from .lowered import Lowered, OpCall
 from .phases import phases
 from .storages import Storages
+from .writes import writes_of
 
 
 def lower(
@@ -57,6 +61,7 @@ class _Lowering:
     tokens : values of 0 bytes that forward must have made before it ends, beside its results.
     drawn : token of the latest random op; the next one reads it, so that they draw in the model's order.
     awaited : the same token, where nothing else makes forward run that op before it ends.
+    between : value that is written in place -> (the token of its latest write, those of the reads since).
     """
 
     def __init__(self, c: Captured, must_save: tuple[str, ...], gradients: str):
@@ -71,16 +76,20 @@ class _Lowering:
         self.tokens: list[int] = []
         self.drawn: int | None = None
         self.awaited: int | None = None
+        self.writes = writes_of(c, self.phases.forward, self.phases.backward)
+        self.between: dict[int, tuple[list[int], list[int]]] = {}
 
     def build(self, name: str, resident_bytes: int) -> Lowered:
         c, s, parts = self.c, self.storages, self.phases
         for n in c.placeholders:
             if isinstance(t := n.meta.get("val"), torch.Tensor):
                 s.add_input(t, (n, 0))
+        self.between = {s.value_of[p, 0]: ([], []) for p in self.writes.home.values()}
         self._snapshots()
         for n in parts.forward:
             self._node(n, backward=False, once=n in parts.only_for_mutations)
-        self._copies()
+            self._copies(n)
+        self._copies(None)
         self._boundary(any(rules.draws_random(n.target) for n in parts.backward))
         for n in parts.backward:
             self._node(n, backward=True, once=rules.draws_random(n.target))
@@ -89,7 +98,7 @@ class _Lowering:
         self._hand_over()
         graph = Graph(tuple(s.values), tuple(self.ops), tuple(dict.fromkeys(self.keep)), resident_bytes, name)
         return Lowered(
-            c, graph, self.calls, s.parts, s.value_of, s.views, self.snapshots, set(self.reads_snapshot)
+            c, graph, self.calls, s.parts, s.value_of, s.views, self.snapshots, set(self.reads_snapshot), self.writes
         )  # fmt: skip
 
     def _add(self, op: Op, call: OpCall) -> None:
@@ -97,39 +106,61 @@ class _Lowering:
         self.calls.append(call)
 
     def _snapshots(self) -> None:
-        """An op that may run after a mutation reads a copy taken before it."""
-        behind: dict[fx.Node, set[fx.Node]] = {p: {p} for p in self.c.mutations}  # views of a mutated placeholder
-        for n in [*self.phases.forward, *self.phases.backward]:
-            for p, aliases in behind.items():
-                if any(a in aliases for a in n.all_input_nodes):
-                    if is_view(n):
-                        aliases.add(n)
-                    elif n not in self.phases.only_for_mutations:
-                        self.reads_snapshot.setdefault(n, []).append(p)
-                        self.snapshots.setdefault(p, -1)
-        for p in list(self.snapshots):
-            t = p.meta["val"]
-            source = self.storages.value_of[(p, 0)]
-            self.snapshots[p] = self.storages.new(storage_bytes(t))
-            self._add(_op(SNAPSHOT, [source], [self.snapshots[p]], shape=describe(t)), OpCall(SNAPSHOT, p))
+        """An op of backward that reads what forward has written over since reads a copy from before."""
+        for n in self.phases.backward:
+            for a in n.all_input_nodes if not is_view(n) else ():
+                if self.writes.home.get(a) in self.writes.copied:
+                    self._read_copy(n, a)
+
+    def _read_copy(self, n: fx.Node, a: fx.Node) -> None:
+        """Let op n read a copy of tensor a, which lies in memory that forward writes to."""
+        self.reads_snapshot.setdefault(n, []).append(a)
+        if a not in self.snapshots:
+            t = a.meta["val"]
+            self.snapshots[a] = self.storages.new(t.numel() * t.element_size())
+            source = self.storages.value_of[self.writes.home[a], 0]
+            read, made = self._in_turn([source], [self.snapshots[a]], False)
+            self._add(_op(SNAPSHOT, read, made, shape=describe(t)), OpCall(SNAPSHOT, a))
+
+    def _shielded(self, n: fx.Node) -> None:
+        """Let an op that reads what forward writes in place read a snapshot, so that it may run again: where that takes less
+        than its results, and is laid out so that it computes the same bits."""
+        read = {
+            a: t for a in n.all_input_nodes if a in self.writes.home and isinstance(t := a.meta["val"], torch.Tensor)
+        }
+        if not read or n in self.writes.over or all(u in self.writes.over for u in n.users):
+            return
+        if n in self.phases.only_for_mutations:
+            return
+        size = sum(t.numel() * t.element_size() for t in read.values())
+        exact = record_of(str(getattr(n.target, "_schema", n).name)).exact == EVERYWHERE
+        exact = exact or all(map(torch.ops.aten.is_non_overlapping_and_dense, read.values()))
+        if exact and size < sum(storage_bytes(t) for _, t in tensors_of(n)):
+            for a in read:
+                self._read_copy(n, a)
 
     def _node(self, n: fx.Node, backward: bool, once: bool) -> None:
         s = self.storages
-        if is_view(n):
+        if n in self.writes.home:
+            s.lies_in(n, s.value_of[self.writes.home[n], 0])
+        if is_view(n) or n in self.writes.back:
             s.views.add(n)
             return
+        if not backward:
+            self._shielded(n)
         read = [t for a in n.all_input_nodes for _, t in tensors_of(a)]
         inputs = s.read_by(n, read)
         for p in self.reads_snapshot.get(n, ()):
-            inputs = [v for v in inputs if v != s.value_of[(p, 0)]] + [self.snapshots[p]]
+            inputs = [v for v in inputs if v not in s.behind(p)] + [self.snapshots[p]]
+        in_turn = not backward and not self.between.keys().isdisjoint(inputs)
         outputs = self._made_by(n)
-        inputs, outputs = self._in_order(n, inputs, outputs, backward)
+        inputs, outputs = self._in_order(n, inputs, outputs, backward, in_turn)
         path = self.c.module_path.get(n, "")
         marked = not backward and is_marked(path, self.must_save)
         made = tensors_of(n)
         devices = {t.device.type for t in (*(t for _, t in made), *read) if t.dim()}
-        run_once = once or marked or rules.must_save(n.target, devices)
-        over = s.overwritable(n) if n not in self.c.writing else {}
+        run_once = once or in_turn or marked or rules.must_save(n.target, devices)
+        over = s.overwritable(n) if n not in self.c.writing and n not in self.writes.over else {}
         shape = describe(made[0][1]) if made else ""
         op = _op(
             OPERATOR, inputs, outputs, module=printable(path), target=str(n.target), shape=shape, backward=backward,
@@ -143,7 +174,7 @@ class _Lowering:
         outputs: list[int] = []
         # An op that writes in place returns the tensor that it writes.
         in_place = n in self.c.writing and isinstance(n.meta["val"], torch.Tensor)
-        for i, t in () if in_place else tensors_of(n):
+        for i, t in () if in_place or n in self.writes.over else tensors_of(n):
             v = s.find(t)
             if v is None:
                 outputs.append(s.new_of(t, (n, i)))
@@ -155,17 +186,19 @@ class _Lowering:
         return outputs
 
     def _in_order(
-        self, n: fx.Node, inputs: list[int], outputs: list[int], backward: bool
+        self, n: fx.Node, inputs: list[int], outputs: list[int], backward: bool, in_turn: bool
     ) -> tuple[list[int], list[int]]:
         """The inputs and outputs of an op with tokens for its effects beyond its results.
 
         Random ops wait for each other, so only the last must be waited for. The boundary waits for the other ops, or the
-        end of backward does.
+        end of backward does. in_turn : as `_in_turn`.
         """
         draws = rules.draws_random(n.target)
         writes = n in self.c.writing and n not in self.phases.returned
         if draws and self.drawn is not None:
             inputs = [*inputs, self.drawn]
+        if in_turn:
+            inputs, outputs = self._in_turn(inputs, outputs, n in self.writes.over)
         if not outputs or draws or writes:
             token = self.storages.new(0)
             outputs = [*outputs, token]
@@ -175,18 +208,23 @@ class _Lowering:
                 self.tokens.append(token)
         return inputs, outputs
 
-    def _copies(self) -> None:
-        """Write what the module mutates, after everything that reads the old content directly."""
+    def _in_turn(self, inputs: list[int], outputs: list[int], writes: bool) -> tuple[list[int], list[int]]:
+        """The inputs and outputs of an op that reads or writes what is written in place: a write waits for the reads of the
+        content before it, and a read for the write of its content."""
+        token = self.storages.new(0)
+        self.tokens.append(token)
+        for v in [v for v in inputs if v in self.between]:
+            write, reads = self.between[v]
+            inputs = [*inputs, *write, *(reads if writes else [])]
+            self.between[v] = ([token], []) if writes else (write, [*reads, token])
+        return list(dict.fromkeys(inputs)), [*outputs, token]
+
+    def _copies(self, last: fx.Node | None) -> None:
+        """Copy contents over what the module mutates, once this node has run."""
         s = self.storages
-        for p, new in self.c.mutations.items():
-            if new is p:
-                continue
-            readers = [v for u in p.users if u in self.phases.only_for_mutations for v in s.behind(u)]
-            copied = [self.snapshots[p]] if p in self.snapshots else []
-            inputs = list(dict.fromkeys([*s.behind(new), s.value_of[(p, 0)], *readers, *copied]))
-            token = s.new(0)
-            self.tokens.append(token)
-            self._add(_op(COPY, inputs, [token], shape=describe(p.meta["val"])), OpCall(COPY, p))
+        for p in [p for p, n in self.writes.copied.items() if n is last]:
+            read, token = self._in_turn([*s.behind(self.c.mutations[p]), s.value_of[p, 0]], [], True)
+            self._add(_op(COPY, read, token, shape=describe(p.meta["val"])), OpCall(COPY, p))
 
     def _boundary(self, draws_after: bool) -> None:
         """draws_after : whether backward draws random numbers. If so, it draws after forward, and after the user's draws
@@ -218,6 +256,11 @@ class _Lowering:
         # The gradient of an input stays with the caller from the moment it is handed over. Where its op could run again, a
         # schedule would free it meanwhile and believe that it had gained its bytes.
         theirs = {v for p, g in self.c.gradients.items() if p not in self.c.params for v in s.behind(g)}
+        # So does a tensor that forward sets an attribute to, from when it is made: the tensor before may be someone's still.
+        outputs = [self.c.outputs[a.output] for a in self.c.assigned.values() if a.output is not None]
+        assigned = [v for o in outputs if isinstance(o, fx.Node) for v in s.behind(o) if v in made_by]
+        theirs |= {*assigned}
+        self.keep += assigned
         sharing = Counter(v for g in self.c.gradients.values() for v in s.behind(g))
         before = list(zip(self.ops, self.calls, strict=True))
         self.ops, self.calls = [], []

@@ -58,6 +58,10 @@ class Storages:
         self.parts[v].append(part)
         self.value_of[part] = v
 
+    def lies_in(self, n: fx.Node, v: int) -> None:
+        """Note that the tensors of a node lie in value v, whatever storage their fake ones have."""
+        self._by_storage.update({t.untyped_storage()._cdata: v for _, t in tensors_of(n)})
+
     def find(self, t: torch.Tensor) -> int | None:
         """The id of the value for the storage of `t`, or None."""
         return self._by_storage.get(t.untyped_storage()._cdata)

@@ -46,6 +46,14 @@ def grad_input(name: str) -> Overwrites:
     return {op.default: {0: call}}
 
 
+def in_place_call(target: Any) -> Callable[..., Any] | None:
+    """The in-place form of an op (`lerp_` of `lerp`), whatever its result is laid out like; None: it has none."""
+    if getattr(target, "namespace", "") != "aten":
+        return None
+    packet = getattr(aten, f"{target._schema.name.removeprefix('aten::')}_", None)
+    return getattr(packet, target._overloadname, None)
+
+
 def over_either(name: str) -> Overwrites:
     """An op of two tensors that writes over the first, or the second if strides fit."""
     op, inplace = getattr(aten, name), getattr(aten, f"{name}_")

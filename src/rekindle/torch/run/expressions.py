@@ -123,11 +123,13 @@ class Expressions:
             return self.argument(n, None)
         if n in self.totals:
             return self.totals[n]
+        if swap and n in self.low.snapshots:
+            return f"v{self.low.snapshots[n]}"
         if n.op == "get_attr":
             return self._constant(self.low.captured.constants[n])
         if n.op == "placeholder":
-            return f"v{self.low.snapshots[n]}" if swap and n in self.low.snapshots else self.variable(n)
-        if n.target in rules.PASS_THROUGH:
+            return self.variable(n)
+        if n.target in rules.PASS_THROUGH or n in self.low.writes.over or n in self.low.writes.back:
             return self.tensor(n.args[0], swap)
         if is_member(n):
             part: Any = (n.args[0], n.args[1])

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch import fx
 
 from ...errors import RekindleError
-from ...model.graph import ACCUMULATE, OPERATOR, Graph
+from ...model.graph import ACCUMULATE, COPY, OPERATOR, SNAPSHOT, Graph
 from ...model.schedule import Fetch, Free, Offload, Run, Schedule, Step
 from ..capture.captured import base_of
 from ..lowering.lowered import Lowered
@@ -58,19 +59,24 @@ def cut(low: Lowered, schedule: Schedule) -> Halves:
     replayed = {o for o in twice if _is_random(low, o)}
     found = {x for s in backward if isinstance(s, Run) for x in placeholders_read(low, s.op)}
     read, itself = ([p for p in low.captured.placeholders if (p, way) in found] for way in (False, True))
-    return Halves(forward, dropped, backward, _live_after(low, forward, dropped), read, itself, replayed)
+    return Halves(forward, dropped, backward, _live_after(low, forward, dropped, backward), read, itself, replayed)
 
 
 def read_late(low: Lowered, forward: Steps) -> set[int]:
     """Snapshots that forward reads after the mutation: solvers may move the mutation to before the readers."""
+    taken: dict[fx.Node, set[int]] = {}  # placeholder -> its snapshots since the last mutation
     mutated: set[int] = set()
     late: set[int] = set()
+    home = low.writes.home
     for s in forward:
         if isinstance(s, Run):
-            late |= mutated.intersection(low.graph.ops[s.op].inputs)
-            call = low.calls[s.op]
-            if call.kind == "copy_" and call.node in low.snapshots:
-                mutated.add(low.snapshots[call.node])
+            op, call = low.graph.ops[s.op], low.calls[s.op]
+            late |= mutated.intersection(op.inputs)
+            n: Any = call.node
+            if call.kind == SNAPSHOT:
+                taken.setdefault(home.get(n, n), set()).add(op.outputs[0])
+            elif call.kind == COPY or n in low.writes.over:
+                mutated |= taken.pop(home.get(n, n), set())
     return late
 
 
@@ -95,7 +101,7 @@ def tangent_values(graph: Graph) -> set[int]:
     return set(graph.ops[graph.boundary].outputs)
 
 
-def _live_after(low: Lowered, forward: Steps, dropped: Steps) -> list[int]:
+def _live_after(low: Lowered, forward: Steps, dropped: Steps, backward: Steps) -> list[int]:
     """Values that forward has made and not freed, in the order in which they were made."""
     live: dict[int, None] = {}
     for s in forward:
@@ -110,7 +116,9 @@ def _live_after(low: Lowered, forward: Steps, dropped: Steps) -> list[int]:
     for s in dropped:
         assert isinstance(s, Free)
         live.pop(s.value, None)
-    return [v for v in live if low.parts[v] or v in low.snapshots.values()]
+    # What forward sets attributes to is the module's: it is handed on only if backward reads it.
+    kept = set(low.graph.keep).difference(v for s in backward if isinstance(s, Run) for v in low.graph.ops[s.op].inputs)
+    return [v for v in live if (low.parts[v] or v in low.snapshots.values()) and v not in kept]
 
 
 def saved_by_eager(low: Lowered) -> set[fx.Node]:
@@ -140,9 +148,12 @@ def placeholders_read(low: Lowered, op: int) -> Iterator[tuple[fx.Node, bool]]:
     stack = [(node, False)] if handed else [(a, late) for a in node.all_input_nodes]
     while stack:
         n, itself = stack.pop()
+        if swaps and n in low.snapshots:
+            continue
         if n.op == "placeholder" and n not in tangents:
-            if not (swaps and n in low.snapshots):
-                yield n, itself
+            yield n, itself
+        elif n in low.writes.over:
+            stack.append((n.args[0], False))  # type: ignore[arg-type]
         elif n in low.views:
             stack += [(a, False) for a in n.all_input_nodes]
 

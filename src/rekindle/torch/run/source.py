@@ -254,7 +254,7 @@ class Source:
     def _snapshot(self, s: Run, call: OpCall, cloned: Container[int]) -> None:
         """A copy is made only if a later op reads it after the mutation."""
         assert call.node is not None
-        value, variable = self._graph.ops[s.op].outputs[0], self.text.variable(call.node)
+        value, variable = self._graph.ops[s.op].outputs[0], self.text.tensor(call.node, False)
         self.lines.append(
             f"    {self.text.variables(value)[0]} = {f'clone({variable})' if value in cloned else variable}"
         )
@@ -294,7 +294,7 @@ class Source:
         args: Any = n.args
         if first and n in self.low.captured.writing:
             target, args = self.low.captured.writing[n]
-        name = self.text.function(rules.runnable(target))
+        name = self.text.function(self.low.writes.over.get(n) or rules.runnable(target))
         if s.into is not None:
             position = call.over[s.into]
             over = self.text.function(OVERWRITES[target][position], f"{name}_over{position}")

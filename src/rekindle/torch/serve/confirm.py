@@ -10,19 +10,27 @@ from torch import nn
 
 from ...ask import Aim, Budget, Fraction, Goal
 from ...errors import InfeasibleBudget, ParityError
+from ...model.judge import plain_activation_bytes
 from ...model.plan import Plan
+from ...planning.candidates import Measured
 from ...planning.certify import Claim, least_overhead
 from ...planning.infeasible import bound_words, budget_words, choices, floor_of
 from ...planning.own_terms import beside_captured, in_own_terms
 from ...saying import notices
 from ...saying.shares import EPS
 from ...saying.sizes import format_bytes
-from .verify import Check, check_step
+from .. import accept
+from ..measure.as_before import as_before
+from ..tensors import ranks
+from ..tensors.precision import deterministic
+from ..trace import Trace, plain_forward
+from .verify import Check, Steps, check_step, subject
 
 REPLANS_MOST = 2  # plans that are made anew because a measured step took more than the budget (a guess)
 # A measured peak beyond the predicted one by more than both is said. Guesses.
 MISS_SHARE = 0.02
 MISS_BYTES = 2**20
+PLAIN_BYTES = 2**16  # beside the same share: from there on a fraction is one of the measured plain step
 
 
 def confirm(model: nn.Module, sample: Any, plan: Plan, again: Callable[[Goal], Plan]) -> tuple[Plan, Check]:
@@ -83,6 +91,24 @@ def confirm(model: nn.Module, sample: Any, plan: Plan, again: Callable[[Goal], P
         )
     plan = _measured(plan if limit is None else _as_asked(plan, goal, limit), check)
     return replace(plan, checked=check), check
+
+
+def plain_bytes(model: nn.Module, sample: Any, traced: Trace) -> Measured | None:
+    """The activation peak of a plain step, measured, the same in every process; None: it is what the graph of the trace says,
+    or the step does not fit the device. Eager holds tensors in variables, and makes some that nobody reads."""
+    predicted, how = plain_activation_bytes(traced.graph), traced.options
+
+    def measure() -> int | None:
+        s = subject(model, sample, None, how.gradients, how.unused)
+        with accept.gradients_on(), as_before(model, s.sample.tensors), deterministic():
+            made = Steps(s, {"plain": plain_forward(model)}).plain_if_it_fits()
+        return None if made is None else made.peak
+
+    question = {"graph_hash": traced.graph.hash, "resident_bytes": traced.graph.resident_bytes}
+    found = ranks.once("the plain step's peak", question, measure, lambda peak: peak)
+    peak = found.answer if isinstance(found, ranks.Received) else found
+    near = peak is None or abs(peak - predicted) <= max(PLAIN_BYTES, MISS_SHARE * predicted)
+    return None if near else Measured(peak)
 
 
 def _missed(check: Check, plan: Plan) -> bool:

@@ -32,7 +32,7 @@ def plan_rewritten(traced: Trace, options: PlanOptions, make: Make) -> Plan:
     """
     if options.solver != DEFAULT_SOLVER or options.goal == Fraction(1.0):
         return make(traced, options)
-    choice = Choice(TraceFamily(traced, options, make), options)
+    choice = Choice(TraceFamily(traced, options, make), options, traced.plain_bytes)
     question = question_of(traced.graph, options, {"target": traced.options.target, "fake": traced.fake})
     # One process chooses for all: what a probe or a bound finds within its limits may differ from process to process.
     found = ranks.once("the graph of the plan", question, choice.best, _steps_of, options.report)

@@ -56,7 +56,9 @@ def plan_trace(traced: Trace, options: PlanOptions, make: Callable[..., Plan]) -
     RekindleError : the process that makes the plan failed.
     """
     spare, graph = bookkeeping(traced), with_link(traced, options)
-    plain = None if traced.origin is None else plain_activation_bytes(traced.origin.graph)
+    plain: int | None = traced.as_captured.plain_bytes
+    if plain is None and traced.origin is not None:
+        plain = plain_activation_bytes(traced.origin.graph)
     how: dict[str, Any] = {"finish": stages.finish(traced.lowered), "bookkeeping": spare, "plain_bytes": plain}
 
     def first() -> Plan:

@@ -184,8 +184,8 @@ class ModuleState:
         self.keys |= self.globals.keys
         for name, t in [*model.named_parameters(), *model.named_buffers()]:
             if found := vars(t).keys() & self.globals.names:
-                self._watch.part(vars(t), sorted(found))
-                self.keys |= {f"{name}.{k}": key_of(vars(t)[k], self._watch) for k in found}
+                self.watch.part(vars(t), sorted(found))
+                self.keys |= {f"{name}.{k}": key_of(vars(t)[k], self.watch) for k in found}
         for kind in dict.fromkeys(k for m in [*self._modules, model] for k in type(m).__mro__ if not is_elsewhere(k)):
             for name, x in vars(kind).items():
                 if name in self.globals.names and not name.startswith("__") and is_simple(x):
