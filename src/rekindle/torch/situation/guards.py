@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..tensors.objects import function_in, is_elsewhere, is_simple
+from ..tensors.objects import function_in, is_elsewhere, is_simple, without_plan
 from ..tensors.sharded import own_class
 from .attribute_reads import INTERNAL
 from .globals import Globals
@@ -96,8 +96,9 @@ class ModuleState:
         own, prefix = m.__dict__, f"{path}." if path else ""
         names = None if self._reads is None else self._reads.get(path, frozenset())
         everything = names is None or "*" in names
-        got = ["_parameters", "_buffers", "_modules"]
-        for k, x in own.items():
+        got = ["_parameters", "_buffers", "_modules", *(() if is_root else {"forward"} & own.keys())]
+        held = without_plan(own)  # a part inside of this module may be planned by itself
+        for k, x in held.items():
             if k in INTERNAL or not (everything or k in names) or prefix + k in self._ignored:  # type: ignore[operator]
                 continue
             if is_root and k == "forward":
@@ -119,7 +120,7 @@ class ModuleState:
         self._watch.part(m._buffers, ())
         (self._tables if m._parameters else self._watch.tables).append(m._parameters)
         self._watch.tables.append(m._modules)
-        of_instance = own.keys() | m._parameters.keys() | m._buffers.keys() | m._modules.keys()
+        of_instance = held.keys() | m._parameters.keys() | m._buffers.keys() | m._modules.keys()
         of_instance -= {"forward"} if is_root else set()  # the planned forward stands there
         for k in ({"forward", *(names or ())}) - of_instance - _OF_TORCH - {"*"}:
             self.keys[prefix + k] = self._of_class(own_class(m), k)
