@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -139,3 +140,42 @@ def test_a_planned_part_is_no_state_of_the_part_around_it(tmp_path: Path) -> Non
                 assert all(map(torch.equal, step(each, x), right))
     for each in (model, other):
         assert [len([*each.get_submodule(path).forward.bounds]) for path in ("a.0", "a.1", "b")] == [1, 1, 1]
+
+
+# -- compiled --------------------------------------------------------------------------------------------------------------
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.scale = block(), 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.inner(x) * self.scale
+
+
+@sweep
+@pytest.mark.parametrize(
+    ("changes", "words"), [("scale", r"module\.scale == 1\.\d+\).*keep what changes"), ("size", "pad inputs")]
+)
+def test_the_limit_of_recompilations_names_what_changed(changes: str, words: str) -> None:
+    model = nn.Sequential(Scaled(), nn.Linear(16, 16))
+    rekindle.checkpoint(model, torch.randn(64, 16), minimize="memory", parts="0", compile=True, **QUICK)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for i in range(12):
+            if changes == "scale":
+                model[0].scale = 1 + i / 10
+            model(torch.randn(20 + i if changes == "size" else 64, 16)).sum().backward()
+    said = [str(w.message) for w in found if w.category is rekindle.RekindleWarning]
+    assert len(said) == 1
+    assert re.search(words, said[0])
+
+
+@sweep
+def test_a_compiled_part_that_calls_another_part_is_left_out() -> None:
+    model, x = Shared(), torch.randn(64, 16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", rekindle.RekindleWarning)
+        rekindle.checkpoint(model, x, minimize="memory", parts=["a.*", "b"], compile=True, **QUICK)
+        step(model, x)
+    assert [part.path for part in model.forward.plan.parts] == ["a.0", "a.1"]
+    assert "calls a.1, which is a part by itself" in model.forward.plan.covered
