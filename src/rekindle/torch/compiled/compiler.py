@@ -81,8 +81,8 @@ def limit_reached_by(e: BaseException) -> str:
     if type(e).__name__ != "FailOnRecompileLimitHit":
         return ""
     why = [f.f_locals.get("recompile_reason") for f, _ in traceback.walk_tb(e.__traceback__)]
-    found = next((x for x in why if isinstance(x, str)), "a guard").splitlines()[0].partition(" # ")[0]
-    return found.rpartition("/")[2].partition(": ")[2].strip() if ": " in found else found
+    found = next((x for x in why if isinstance(x, str) and ": " in x), "0/0: not known")
+    return found.splitlines()[0].partition(": ")[2].partition(" # ")[0].strip()
 
 
 def is_operator(target: Any) -> bool:

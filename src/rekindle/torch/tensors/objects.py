@@ -34,13 +34,12 @@ class InPlace:
 
 def without_plan(fields: dict[str, Any]) -> dict[str, Any]:
     """The fields of a module as they are without a plan."""
-    forward = fields.get("forward")
-    if not isinstance(forward, InPlace):
+    own = here = fields.get("forward")
+    while isinstance(own, InPlace):
+        own = own._own
+    if own is here:
         return fields
-    while isinstance(forward, InPlace):
-        forward = forward._own
-    rest = {k: x for k, x in fields.items() if k != "forward"}
-    return rest if forward is None else {**rest, "forward": forward}
+    return {k: x for k, x in (fields | {"forward": own}).items() if k != "forward" or own is not None}
 
 
 def is_elsewhere(x: Any) -> bool:
