@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -207,6 +209,37 @@ class PlanOptions:
         return self.goal if self.or_least and goal.least_memory and not self.goal.least_memory else None
 
 
+class LastCount:
+    """Stands for an optimizer that is gone. kind : its class. state_bytes : of its state, as it was counted last."""
+
+    _of: weakref.WeakKeyDictionary[Any, LastCount] = weakref.WeakKeyDictionary()
+
+    def __init__(self, kind: type):
+        self.kind, self.state_bytes = kind, 0
+
+    @classmethod
+    def of(cls, optimizer: Any) -> LastCount:
+        """The one of this optimizer."""
+        made = cls(type(optimizer))
+        with contextlib.suppress(TypeError):  # a wrapper that takes no weak reference
+            made = cls._of.setdefault(optimizer, made)
+        return made
+
+
+class _Weakly:
+    """A field of `TraceOptions`: an optimizer, which a plan does not keep alive, since its state is larger than the weights."""
+
+    def __get__(self, options: Any, kind: type | None = None) -> Any:
+        held = None if options is None else vars(options)["optimizer"]
+        return held if not isinstance(held, tuple) else held[1] if (alive := held[0]()) is None else alive
+
+    def __set__(self, options: Any, x: Any) -> None:
+        if x is not None and not isinstance(x, str | type | LastCount | _Weakly):
+            with contextlib.suppress(TypeError):
+                x = weakref.ref(x), LastCount.of(x)
+        vars(options)["optimizer"] = None if x is self else x
+
+
 @dataclass(frozen=True)
 class TraceOptions:
     """How a step is captured and costed; see `rekindle.trace`.
@@ -226,7 +259,7 @@ class TraceOptions:
 
     loss: str = "auto"
     target: str | None = None
-    optimizer: Any = field(default=None, compare=False, repr=False)
+    optimizer: Any = field(default=_Weakly(), compare=False, repr=False)
     must_save: tuple[str, ...] = ()
     state_bytes: int | None = None
     attention: str | None = None

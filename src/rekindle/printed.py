@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import reprlib
+from collections.abc import Iterable
 from typing import Any
 
 NAME_MOST_LETTERS = 200
 MESSAGE_MOST_LETTERS = 4_000
+LISTED_MOST = 5  # names in a message
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -39,6 +41,12 @@ def name(text: str) -> str:
     """A name that is safe to print: `printable`, and cut to 200 characters."""
     text = text if len(text) <= NAME_MOST_LETTERS else text[: NAME_MOST_LETTERS - 1] + "…"
     return printable(text)
+
+
+def listed(names: Iterable[str], most: int = LISTED_MOST) -> str:
+    """The names in a message: the first few, each once, and how many more there are."""
+    every = [*dict.fromkeys(names)]
+    return ", ".join(every[:most]) + (f" and {len(every) - most:,} more" if len(every) > most else "")
 
 
 class _Short(reprlib.Repr):

@@ -147,6 +147,6 @@ def same(a: Trained, b: Trained) -> bool:
 
 def on_device(optimizer: Optimizer, held: StateOnHost) -> int:
     """Bytes of tensors of the state that lie in no block of the host's."""
-    blocks = {part.block.untyped_storage()._cdata for part in held._parts}
+    away = {id(t) for part in held._parts for t in part.on_host()}
     found = [t for s in optimizer.state.values() for t in s.values() if isinstance(t, torch.Tensor) and t.ndim]
-    return sum(t.nbytes for t in found if t.untyped_storage()._cdata not in blocks)
+    return sum(t.nbytes for t in found if id(t) not in away)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ..ask import EFFORTS, GRADIENTS, LOSSES, OFFLOADS, PARITIES, Goal, PlanOptions, TraceOptions
+from ..ask import EFFORTS, GRADIENTS, LOSSES, OFFLOADS, PARITIES, Goal, LastCount, PlanOptions, TraceOptions
 from ..compiling import CompileOptions
 from ..errors import FormatError, UsageError
 from ..printed import value
@@ -158,7 +158,13 @@ def _name_of(optimizer: Any) -> str | None:
     if optimizer is None:
         return None
     if not isinstance(optimizer, str):
-        kind = optimizer if isinstance(optimizer, type) else type(optimizer)
+        kind = (
+            optimizer
+            if isinstance(optimizer, type)
+            else optimizer.kind
+            if isinstance(optimizer, LastCount)
+            else type(optimizer)
+        )
         return kind.__name__.lower()[:NAME_MOST_LETTERS]
     return " ".join(optimizer.split())[:NAME_MOST_LETTERS]
 

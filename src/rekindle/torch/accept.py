@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -250,13 +250,23 @@ def parts(model: nn.Module, given: Any) -> tuple[str, ...]:
     if not given:
         raise UsageError(f"parts={given} must be {of}")
     names = [name for name, _ in model.named_modules() if name]
+    first = {
+        m: name for name, m in model.named_modules()
+    }  # a submodule with two parents is planned under its first name
+    every = {name: first[m] for name, m in model.named_modules(remove_duplicate=False) if first[m]}
     found: set[str] = set()
     for pattern in given:
-        hits = [name for name in names if fnmatchcase(name, pattern)]
+        hits = {name for name in every if fnmatchcase(name, pattern)}
         if not hits:
             raise _no_submodule("parts", pattern, names, model)
-        found |= set(hits)
-    return tuple(n for n in names if n in found and not any(n.startswith(f"{other}.") for other in found))
+        found |= hits
+    found = _outermost({every[name] for name in _outermost(found)})
+    return tuple(name for name in names if name in found)
+
+
+def _outermost(names: Collection[str]) -> set[str]:
+    """The names of submodules that are inside of none of the others."""
+    return {name for name in names if not any(name.startswith(f"{other}.") for other in names)}
 
 
 def _no_submodule(argument: str, pattern: str, names: Sequence[str], model: nn.Module) -> UsageError:

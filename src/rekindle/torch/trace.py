@@ -18,6 +18,7 @@ from ..model.plan import Plan
 from ..planning.accept import callback, choice
 from ..planning.accept import unused as accept_unused
 from ..planning.candidates import Measured
+from ..printed import listed
 from ..saying import notices
 from ..saying.progress import Progress, announce, telling
 from . import accept
@@ -223,7 +224,7 @@ def trace_with(model: nn.Module, sample: Any, options: TraceOptions, progress: P
             made = made.costed(options.target, tell)
     if effects := made.lowered.captured.effects:
         notices.warn(
-            f"planned steps do not run {', '.join(dict.fromkeys(effects))}, which do more than compute; take them off, or put "
+            f"planned steps do not run {listed(effects)}, which do more than compute; take them off, or put "
             f"them on the {type(model).__name__} itself, where they are called at every step"
         )
     return made

@@ -20,6 +20,7 @@ from torch import nn
 
 from ...ask import TraceOptions
 from ...errors import TraceError
+from ...printed import LISTED_MOST, listed
 from ...saying import notices
 from ..operators.eager_strides import eager_strides
 from ..private import (
@@ -131,7 +132,8 @@ def _warn_of_dropped(model: nn.Module, names: tuple[str, ...]) -> None:
     others = [k for k in names if k.startswith(VARIABLES)]
     attributes = [printable(k) for k in names if k not in others]
     plural = "s" if len(attributes) > 1 else ""
-    parts = [f"the attribute{plural} {', '.join(attributes)}"] * bool(attributes) + others
+    parts = [f"the attribute{plural} {listed(attributes)}"] * bool(attributes) + others[:LISTED_MOST]
+    parts += [f"{len(others) - LISTED_MOST} more"] * (len(others) > LISTED_MOST)
     notices.warn(f"forward of {type(model).__name__} changes {' and '.join(parts)}; planned steps do not")
 
 

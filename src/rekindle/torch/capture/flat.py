@@ -13,6 +13,7 @@ from torch import nn
 
 from ...ask import TraceOptions
 from ...errors import TraceError
+from ...printed import listed
 from ...saying.frames import ChangeFinder, in_short, line_of, users_frame
 from ..private import is_fake, mutations_of, place_of
 from ..situation import lru_caches
@@ -301,7 +302,7 @@ class FlatForward(nn.Module):
             while at and not (line := line_that_sets(self.model, at)):
                 at = at.rpartition(".")[0]
             raise TraceError(
-                f"forward makes the parameter{'s' * (len(new) > 1)} {', '.join(new)} itself{f' at {line}' if at else ''}, "
+                f"forward makes the parameter{'s' * (len(new) > 1)} {listed(new)} itself{f' at {line}' if at else ''}, "
                 "which a planned step cannot do. Make them in __init__; or, if only the first call makes them, call the model "
                 "once before planning",
                 line=in_short(line) if at else "",

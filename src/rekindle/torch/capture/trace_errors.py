@@ -17,6 +17,7 @@ from torch import nn
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from ...errors import TraceError
+from ...printed import listed
 from ...saying.frames import in_short, users_line
 from ..private import DataDependentOutputException, DynamicOutputShapeException, Scripted
 from ..situation.callables import line_that_sets
@@ -220,7 +221,7 @@ def depends_on_itself(model: nn.Module, names: Sequence[str], line: str = "") ->
     lines = [line] if line else list(dict.fromkeys(x for k in names if (x := line_that_sets(model, k))))
     where = f" ({'; '.join(lines)})" if lines else ""
     return TraceError(
-        f"the result of forward depends on {', '.join(dict.fromkeys(names))}, which forward changes itself{where}; a plan is "
+        f"the result of forward depends on {listed(names)}, which forward changes itself{where}; a plan is "
         "made for one graph. If only the first call sets it, call the model once before planning. If every call sets it, keep "
         "it in a buffer, or change it outside of forward",
         reason=SETS_STATE,

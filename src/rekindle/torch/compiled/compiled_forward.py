@@ -30,7 +30,7 @@ from ..situation.values import CODE
 from ..tensors import tree
 from ..tensors.lock import LOCK
 from ..tensors.objects import function_in
-from .compiler import allow_retaining, as_partitioner, mode_settings
+from .compiler import allow_retaining, as_partitioner, limit_reached_by, mode_settings
 from .late_values import LateValues
 from .saving import Saving
 
@@ -133,15 +133,20 @@ class CompiledForward(SwitchedForward):
                 if self.raises or not (isinstance(e, NotCompiled) or type(e).__module__.startswith(COMPILERS)):
                     raise
                 which = getattr(model, "path", type(model).__name__)
+                why = f"cannot compile a call of {which} ({type(e).__name__}: {first_line(e)[:100]})"
+                advice = ""
+                if guard := limit_reached_by(e):
+                    why = f"has reached its limit of versions of {which} (the guard that failed last: {guard[:100]})"
+                    many = "pad inputs to a few sizes" if "size mismatch" in guard else "keep what changes in a tensor"
+                    advice = f"; {many}, or raise torch._dynamo.config.recompile_limit"
                 self._say_plain(
-                    f"torch.compile cannot compile a call of {which} ({type(e).__name__}: {first_line(e)[:100]}): such "
-                    "calls run uncompiled, in more memory. If inputs have many sizes, pad them to a few"
+                    f"torch.compile {why}: such calls run uncompiled, in more memory{advice}", "limit" * bool(guard)
                 )
                 return self.plain(*args, **kwargs)
 
-    def _say_plain(self, words: str) -> None:
+    def _say_plain(self, words: str, kind: str = "") -> None:
         """Count a call that runs uncompiled, and warn once."""
-        self.tally.add_plain(words, self._warned.warn(words))
+        self.tally.add_plain(words, self._warned.warn(words, kind))
 
     @contextlib.contextmanager
     def as_it_is(self) -> Iterator[None]:

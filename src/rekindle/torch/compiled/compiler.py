@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import traceback
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -112,6 +113,15 @@ def while_tracing() -> AbstractContextManager[None]:
     methods = {f for k, f in vars(logging.Logger).items() if callable(f) and not k.startswith("__")}
     changes = {"ignore_logging_functions": {*known, *methods}, "optimize_ddp": False}
     return config.patch(changes)  # type: ignore[no-any-return]
+
+
+def limit_reached_by(e: BaseException) -> str:
+    """The guard of Dynamo that an error says is broken too often: "module.scale == 1.0". "" for any other error."""
+    if type(e).__name__ != "FailOnRecompileLimitHit":
+        return ""
+    why = [f.f_locals.get("recompile_reason") for f, _ in traceback.walk_tb(e.__traceback__)]
+    found = next((x for x in why if isinstance(x, str) and ": " in x), "0/0: not known")
+    return found.splitlines()[0].partition(": ")[2].partition(" # ")[0].strip()
 
 
 def is_operator(target: Any) -> bool:

@@ -14,13 +14,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...arguments import close
+from ...ask import LastCount
 from ...errors import UsageError
 from ...printed import value
 from ...saying.sizes import format_bytes
 from ..tensors.op_tensors import storage_of
 from .optimizer_trial import Options, bytes_by_shape, names, optimizers_by_name, tensors_of_state
 
-Given = Optimizer | type | str
+Given = Optimizer | type | str | LastCount
 
 
 def state_bytes(optimizer: Given, model: nn.Module) -> int:
@@ -38,9 +39,12 @@ def state_bytes(optimizer: Given, model: nn.Module) -> int:
     ------
     UsageError : the argument is no optimizer, class or name; the name is unknown; or the class fails on small parameters.
     """
+    if isinstance(optimizer, LastCount):
+        return optimizer.state_bytes
     check(optimizer)
     if (inner := innermost(optimizer)) is not None:
-        return _of_instance(inner)
+        LastCount.of(optimizer).state_bytes = found = _of_instance(inner)
+        return found
     params = [p for p in model.parameters() if p.requires_grad]
     if isinstance(optimizer, str):
         key = optimizer.strip().lower()

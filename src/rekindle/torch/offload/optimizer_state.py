@@ -235,12 +235,12 @@ class StateOnHost:
         """Warn once if much of the state stays on the device."""
         if self._warned:
             return
-        blocks = {part.block.untyped_storage()._cdata for part in self._parts}
+        away = {t.untyped_storage()._cdata for part in self._parts for t in part.on_host()}
         devices = {part.device for part in self._parts}
         state = [t for t in tensors_of_state(self.optimizer.state.values()) if t.ndim and t.device in devices]
         storages = {s._cdata: s.nbytes() for t in state if is_memory(t) for s in (t.untyped_storage(),)}
         staying = sum(t.nbytes for t in state if not is_memory(t))
-        staying += sum(size for key, size in storages.items() if key not in blocks)
+        staying += sum(size for key, size in storages.items() if key not in away)
         if staying > STAYING_SHARE * self.bytes:
             self._warned = True
             notices.warn(

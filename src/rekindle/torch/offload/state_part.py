@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -25,7 +26,8 @@ TENSORS_EACH = 8
 class Part:
     """The state of some parameters of one optimizer, on one device.
 
-    On the host its tensors lie in `block`; on the device they lie at the same places of a copy of it.
+    On the host its tensors lie in `block`, each with a storage of its own, so that whoever saves or copies one takes its bytes
+    alone. On the device they lie at the same places of a copy of the block.
 
     size : bytes that the state may take, for which the host holds the block from now on.
     own : whether the optimizer is PyTorch's own: its state is where its parameters are, and nothing else has views of it.
@@ -50,9 +52,13 @@ class Part:
         """Whether the part is on the device, or on its way."""
         return self._whole is not None or bool(self._leaving)
 
+    def on_host(self) -> Iterator[torch.Tensor]:
+        """The tensors of the state that lie in the block."""
+        return (t for t in self._tensors() if self._is_away(t))
+
     def fetch(self) -> None:
         """Begin to copy the part to the device, if it is away."""
-        if any(_is_in(t, self.block) for t in self._tensors()):
+        if any(True for _ in self.on_host()):
             self._whole = torch.empty(self._bytes, dtype=torch.uint8, device=self.device)
             self._there = away.engine_of(self.device).back(self.block[: self._bytes], self._whole, None)
 
@@ -61,20 +67,21 @@ class Part:
         if self._there is not None:
             self._there.wait()
         for t in self._tensors():
-            if _is_in(t, self.block):
+            if self._is_away(t):
                 assert self._whole is not None
-                t.data = _moved(t, self.block, self._whole)
+                t.data = self._whole[_offset(t, self.block) :].view(t.dtype).as_strided(t.shape, t.stride())
             elif self._own and t.device != self.device:  # somebody has put it into the state
                 t.data = t.to(self.device)
 
     def send(self) -> None:
         """Begin to copy the part to the host. The state stays what is on the device until it is `gone`."""
         engine, whole = away.engine_of(self.device), self._whole
-        found = [t for t in self._tensors() if t.device == self.device and not _is_in(t, self.block)]
+        found = [t for t in self._tensors() if t.device == self.device and not self._is_away(t)]
         if not found:  # it has no state yet, or an interrupted step has left it on its way
             self._leaving, self._left = [], []
         elif self._own and whole is not None and all(_is_in(t, whole) for t in found):
-            self._leaving = [(t, _moved(t, whole, self.block)) for t in found]
+            host = self.block.numpy()
+            self._leaving = [(t, _placed_at(host, _offset(t, whole), t)) for t in found]
             self._left = [engine.out(whole, self.block[: self._bytes])]
         else:
             self._leaving = self._placed(list(self._movable(found)))
@@ -112,8 +119,11 @@ class Part:
         state = self._optimizer.state
         for p in self.params:
             for t in state[p].values() if p in state else ():
-                if isinstance(t, torch.Tensor) and is_memory(t) and t.ndim and not t.requires_grad:
+                if isinstance(t, torch.Tensor) and is_memory(t) and t.ndim and t.numel() and not t.requires_grad:
                     yield t
+
+    def _is_away(self, t: torch.Tensor) -> bool:
+        return t.device == self.block.device and 0 <= _offset(t, self.block) < self.block.nbytes
 
     def _placed(self, found: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Tensors, each with a place in the host's block, in a new block if they have grown."""
@@ -122,8 +132,8 @@ class Part:
         if self._bytes > self.block.nbytes:
             self.settle()  # the old block may go
             self.block = away.host_block(self._bytes, self.device)
-        starts = itertools.accumulate(sizes, initial=0)
-        return [(t, _at(self.block, start, t)) for t, start in zip(found, starts, strict=False)]
+        starts, host = itertools.accumulate(sizes, initial=0), self.block.numpy()
+        return [(t, _placed_at(host, start, t)) for t, start in zip(found, starts, strict=False)]
 
     def _movable(self, found: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
         """Those tensors whose memory nothing but the state uses, and of which no two share an element."""
@@ -156,14 +166,14 @@ def _is_in(t: torch.Tensor, block: torch.Tensor | None) -> bool:
     return block is not None and t.untyped_storage()._cdata == block.untyped_storage()._cdata
 
 
-def _moved(t: torch.Tensor, source: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
-    """The tensor at the same place in another copy of a block."""
-    return _at(to, int(t.storage_offset()) * t.element_size() - int(source.storage_offset()), t)
+def _offset(t: torch.Tensor, block: torch.Tensor) -> int:
+    return t.data_ptr() - block.data_ptr()
 
 
-def _at(block: torch.Tensor, start: int, like: torch.Tensor) -> torch.Tensor:
-    """A tensor at a place of a block."""
-    return block[start:].view(like.dtype).as_strided(like.shape, like.stride())
+def _placed_at(host: np.ndarray, start: int, like: torch.Tensor) -> torch.Tensor:
+    """A tensor with a storage of its own at a place of a block, which it keeps alive."""
+    own = host[start : start + elements_spanned(like) * like.element_size()]
+    return torch.from_numpy(own).view(like.dtype).as_strided(like.shape, like.stride())
 
 
 def _memory(t: torch.Tensor) -> torch.Tensor:

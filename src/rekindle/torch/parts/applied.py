@@ -266,8 +266,7 @@ def part_forward(module: nn.Module, plans: Sequence[Plan], on_new_shape: str, ch
     first, *others = plans
     forward = PartForward(module, first, on_new_shape, Replan(plans), check)
     for p in others:
-        if p.trace is not None:
-            forward.serve_too(module, p)
+        forward.serve_too(module, p)
     return forward
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from ...errors import RekindleError
+from ...printed import listed
 from ..capture.captured import Captured
 from ..lowering.gradient_additions import additions, casts
 from ..lowering.lowered import Lowered
@@ -332,8 +333,7 @@ class Runner:
     @property
     def rounds(self) -> str:
         """Names of the parameters whose gradients differ from eager's by rounding if one backward goes through two calls."""
-        names = _ROUNDING.get(self.lowered.captured, [])
-        return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+        return listed(_ROUNDING.get(self.lowered.captured, []), 2)
 
     def let_round(self) -> None:
         """Note that gradients added up from several uses differ from eager's by rounding."""

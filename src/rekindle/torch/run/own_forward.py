@@ -19,6 +19,7 @@ from ...errors import RekindleError
 from .. import private
 from ..offload.part_copies import PartCopies
 from ..tensors.lock import LOCK
+from ..tensors.objects import InPlace
 
 Self = TypeVar("Self", bound="InPlaceOfForward")
 Switched = TypeVar("Switched", bound="SwitchedForward")
@@ -51,7 +52,7 @@ class Tally:
             self.ran, self.idle, self.plain = before
 
 
-class InPlaceOfForward:
+class InPlaceOfForward(InPlace):
     """Stands in place of a module's own forward, in the module's `__dict__`, and can be taken off again.
 
     plain : the module's own forward. tally : counts the module's calls.

@@ -1,4 +1,4 @@
-"""A plan from a file, which waits for the first call that it fits."""
+"""Plans from a file, one for each kind of call, which wait for the first call that they fit."""
 
 from __future__ import annotations
 
@@ -22,75 +22,81 @@ from ..trace import Trace
 from .mismatch import mismatch
 from .new_call import NewCall
 
-UNLIKE_MOST = 64  # calls that the plan does not fit, and that are remembered; older ones are captured again (a guess)
+UNLIKE_MOST = 64  # calls that no plan fits, and that are remembered; older ones are captured again (a guess)
+OTHERS_MOST = 8  # once a plan is in use, calls that are captured for the others; a guess
 
 
-class LoadedPlan:
-    """Looks at calls until one has the graph that the plan was made for.
+class LoadedPlans:
+    """Looks at calls until each plan has met one with the graph that it was made for.
 
-    waits : no call has fitted the plan so far. travelled : the plan was made for this very module, which was pickled since: a
-    call that it does not fit is a new shape, and no mismatch. first_is_over : the first call was left plain, since it set
-    attributes that later calls find.
+    waiting : plans that no call has fitted so far. none_fits : so are all of them. travelled : they were made for this very
+    module, which was pickled since: a call that they do not fit is a new shape, and no mismatch. first_is_over : the first call
+    was left plain, since it set attributes that later calls find.
     """
 
     def __init__(self, plan: Plan, how: TraceOptions, options: PlanOptions):
-        self.waits, self.travelled, self.first_is_over = plan.trace is None, False, False
-        self._plan, self._how, self._options = plan, how, options
-        self._unlike: list[tuple[Key, Expected, Sequence[Question]]] = []  # calls that the plan does not fit
+        self.waiting = [plan] if plan.trace is None else []
+        self.none_fits, self.travelled, self.first_is_over = plan.trace is None, False, False
+        self._how, self._options = how, options
+        self._unlike: list[tuple[Key, Expected, Sequence[Question]]] = []  # calls that no waiting plan fits
 
-    def copied(self) -> LoadedPlan:
+    def copied(self) -> LoadedPlans:
         """For a copy of the module, which may be in another state."""
         twin = copy.copy(self)
-        twin._unlike = []
+        twin._unlike, twin.waiting = [], [*self.waiting]
         return twin
 
-    def look_at(self, new: NewCall, may_wait: bool) -> tuple[Trace | None, Trace | None]:
-        """(the call's trace if one was made, the trace by which the plan can run the call or None).
+    def look_at(self, new: NewCall, may_wait: bool) -> tuple[Trace | None, tuple[Trace, Plan] | None]:
+        """(the call's trace if one was made, (the trace by which a plan can run the call, that plan) or None).
 
-        may_wait : whether the plan may wait for other values of the inputs than this call's.
+        may_wait : whether the plans may wait for other values of the inputs than this call's.
 
         Raises
         ------
-        PlanMismatch : no call like this one can fit the plan.
+        PlanMismatch : no call like this one can fit a plan, and none is in use.
         ParityError : as `fitting`.
         """
-        if not self.waits or self._is_unlike(new):
+        if not self.waiting or self._is_unlike(new):
             return None, None
         found, fits = self._alike(new)
         if fits is not None:
-            self.waits = False
+            self.waiting = [p for p in self.waiting if p is not fits[1]]
+            self.none_fits, self._unlike = False, []
             return found, fits
         if self.is_for_later_calls(found):
             return found, None
         asked = found.lowered.captured.questions
-        if not (asked or self.travelled) or not may_wait:
-            raise PlanMismatch(mismatch(self._plan.graph, rewritten_like(found, self._plan).graph))
-        # The plan may be for other answers, or for another shape: it waits for a call that it fits.
+        if self.none_fits and (not (asked or self.travelled) or not may_wait):
+            raise PlanMismatch(mismatch(self.waiting[0].graph, rewritten_like(found, self.waiting[0]).graph))
+        # The plans may be for other answers, or for other shapes: they wait for a call that they fit.
         self._unlike = [*self._unlike, (new.key, Expected.of(new.model), asked)][-UNLIKE_MOST:]
+        if not self.none_fits and len(self._unlike) >= OTHERS_MOST:
+            self.waiting = []  # each call of a new shape would be captured for plans that nobody needs
         return found, None
 
     def is_for_later_calls(self, found: Trace) -> bool:
-        """Whether this may be the first call of a module that sets attributes then, and the plan is for the calls after it."""
+        """Whether this may be the first call of a module that sets attributes then, and the plans are for calls after it."""
         return self.may_be_for_later_calls and found.lowered.captured.settles
 
     @property
     def may_be_for_later_calls(self) -> bool:
-        """Whether no call has fitted the plan, and no first call was left plain."""
-        return self.waits and not self.first_is_over
+        """Whether no call has fitted a plan, and no first call was left plain."""
+        return self.none_fits and not self.first_is_over
 
-    def exceeded(self, fits: Trace) -> str:
+    @staticmethod
+    def exceeded(fits: Trace, plan: Plan) -> str:
         """How the plan exceeds its budget with this module, as a warning; "" if it keeps the budget."""
-        limit = self._plan.goal.budget
+        limit = plan.goal.budget
         if limit is None:
             return ""
-        schedule, link = LastReads(fits.lowered).heeded(fits.graph, self._plan.schedule), self._plan.graph.link
+        schedule, link = LastReads(fits.lowered).heeded(fits.graph, plan.schedule), plan.graph.link
         peak = simulate(replace(fits.graph, link=link), schedule).peak_bytes
         if peak > limit:  # by workspaces that were guessed?
             peak = simulate(replace(fits.without_guesses().graph, link=link), schedule).peak_bytes
         if peak <= limit:
             return ""
         return (
-            f"the plan's file says that its step takes {format_bytes(self._plan.peak_bytes)}, but with what "
+            f"the plan's file says that its step takes {format_bytes(plan.peak_bytes)}, but with what "
             f"{fits.module_name} holds here it takes {format_bytes(peak)}, above its budget of {format_bytes(limit)}; "
             "make the plan again"
         )
@@ -105,15 +111,18 @@ class LoadedPlan:
             for k, expected, asked in self._unlike
         )
 
-    def _alike(self, new: NewCall) -> tuple[Trace, Trace | None]:
-        """(the call's trace, the trace that has the plan's graph or None). If forward branches on values of inputs, the trace
-        in which it cannot, as on fake tensors, is tried too."""
+    def _alike(self, new: NewCall) -> tuple[Trace, tuple[Trace, Plan] | None]:
+        """(the call's trace, (the trace that has a plan's graph, that plan) or None). If forward branches on values of inputs,
+        the trace in which it cannot, as on fake tensors, is tried too."""
         found = new.trace(self._how, report=self._options.report)
-        if (made := fitting(found, self._plan)) is not None:
-            return found, self._costed(made)
-        if found.lowered.captured.questions:
+        fits = self._fitted(found)
+        if fits is None and found.lowered.captured.questions:
             with contextlib.suppress(TraceError):
-                general = new.trace(self._how, report=self._options.report, by_values=False)
-                if (made := fitting(general, self._plan)) is not None:
-                    return found, self._costed(made)
-        return found, None
+                fits = self._fitted(new.trace(self._how, report=self._options.report, by_values=False))
+        return found, fits
+
+    def _fitted(self, found: Trace) -> tuple[Trace, Plan] | None:
+        for plan in self.waiting:
+            if (made := fitting(found, plan)) is not None:
+                return self._costed(made), plan
+        return None

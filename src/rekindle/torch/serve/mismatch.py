@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 from torch import nn
 
 from ...errors import PlanMismatch
@@ -30,13 +28,16 @@ def check_same_module(model: nn.Module, traced: Trace) -> None:
                 f"the plan was made for {traced.module_name} (graph {traced.graph.hash[:12]}), whose parameter {name} is "
                 f"{list(p.meta['val'].shape)}; this {type(model).__name__} {has}. Plan this module itself"
             )
-    kinds = module_kinds(model)
-    if kinds != traced.module_kinds:
-        pairs = itertools.zip_longest(traced.module_kinds, kinds, fillvalue=("", "nothing"))
-        (_, planned), (name, found) = next((a, b) for a, b in pairs if a != b)
+    planned, now = dict(traced.module_kinds), dict(module_kinds(model))
+    if [*planned.items()] != [*now.items()]:
+        name = next((k for k in {**planned, **now} if planned.get(k) != now.get(k)), "")
+        own, has = planned.get(name), f"has {now.get(name, 'none')} there"
+        which = f"whose submodule {name!r} is {own}" if own else f"which has no submodule {name!r}"
+        if not name:
+            which, has = f"a module of class {own}", f"is of class {now['']}, or has its submodules in another order"
         raise PlanMismatch(
-            f"the plan was made for {traced.module_name} (graph {traced.graph.hash[:12]}), which has a {planned} where this "
-            f"{type(model).__name__} has {found}{f' ({name})' if name else ''}. Plan this module itself"
+            f"the plan was made for {traced.module_name} (graph {traced.graph.hash[:12]}), {which}; this "
+            f"{type(model).__name__} {has}. Plan this module itself"
         )
 
 

@@ -58,7 +58,7 @@ class PlannedForward(SwitchedForward):
 
     def serve_too(self, model: nn.Module, plan: Plan) -> None:
         """Run this plan as well, for the calls that it was made for."""
-        self._replanner.bind(model, plan.trace, plan)
+        self._replanner.serve_too(model, plan)
 
     def leave_first_plain(self) -> None:
         """Run the first call plain that finds the module in another state than the plan's."""
@@ -244,13 +244,16 @@ class PlannedForward(SwitchedForward):
     # -- pickles -----------------------------------------------------------------------------------------------------
     def _pickled(self) -> Any:
         r = self._replanner
-        return r.plan.to_text(), r.on_new_shape, r.replan, r.check, self._in_eval, self.is_off
+        return [p.to_text() for p in r.given], r.on_new_shape, r.replan, r.check, self._in_eval, self.is_off
 
     def _unpickle(self, pickled: Any) -> None:
-        text, on_new_shape, replan, check, in_eval, is_off = pickled
+        texts, on_new_shape, replan, check, in_eval, is_off = pickled
         model = self._model()
         assert model is not None
-        replanner = Replanner(model, from_text(text), on_new_shape, replan, check)
+        first, *others = map(from_text, texts)
+        replanner = Replanner(model, first, on_new_shape, replan, check)
+        for plan in others:
+            replanner.serve_too(model, plan)
         replanner.has_travelled()
         self._begin(replanner, in_eval)
         self.is_off = is_off

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from ...printed import listed
 from ..run.bound import BoundPlan
 from ..situation.guards import Expected, Guards
 from ..situation.module_call import Key
@@ -83,8 +84,8 @@ class Refusals:
         changed: list[str] = []
         if not names:
             family = self._plans.family(key)
-            changed = list(dict.fromkeys(d for b in family for d in b.trace.expected.differences(model)))
-        what = ", ".join([*map(str, names), *changed]) or "the values of its inputs"
+            changed = [d for b in family for d in b.trace.expected.differences(model)]
+        what = listed([*map(str, names), *changed]) or "the values of its inputs"
         how = ", in objects that each call makes anew" if anew >= MADE_ANEW_MOST else ""
         why = f"{what} differ from call to call{how}: {count} plans were tried"
         if expected is not None:

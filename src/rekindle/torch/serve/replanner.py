@@ -38,7 +38,7 @@ from ..trace import Trace, known_options
 from .bound_plans import BoundPlans, is_for_graph
 from .changed_numbers import changed_numbers, matches, numbers_of
 from .lengths import Lengths, covers
-from .loaded_plan import LoadedPlan
+from .loaded_plan import LoadedPlans
 from .mismatch import check_same_module
 from .new_call import NewCall
 from .refusals import Refusals
@@ -61,8 +61,8 @@ Replan = Callable[[Trace, PlanOptions, Sequence[Plan]], Replanned]
 class Replanner:
     """Makes plans for the new calls of one module, all with the options of the first plan.
 
-    plan : the plan that `apply` was given. on_new_shape, replan, check : how plans for other calls are made.
-    later : `plan` is for the state in which a first call leaves the module.
+    plan : the plan that `apply` was given. given : with the plans for other kinds of calls. later : `plan` is for the state in
+    which a first call leaves the module. on_new_shape, replan, check : how plans for other calls are made.
     plans : the plans on the module. refusals : calls that are known to run plain.
     warned : the warnings that were given. why : why the last call without a plan runs plain, and the kind of that reason.
     """
@@ -73,6 +73,7 @@ class Replanner:
         self, model: nn.Module, plan: Plan, on_new_shape: str, replan: Replan, check: bool, later: bool = False
     ):
         self.plan, self.on_new_shape, self.replan, self.check = plan, on_new_shape, replan, check
+        self.given: tuple[Plan, ...] = (plan,)
         self._options = plan.options
         self.plans, self.warned = BoundPlans(), WarnOnce()
         self.refusals = Refusals(self.plans)
@@ -82,7 +83,7 @@ class Replanner:
         # hooks that do more than compute: the user was warned of them when the plan was made
         self._accepted = Counter(() if plan.trace is None else plan.trace.lowered.captured.effects)
         self._trace_options = known_options(plan)
-        self._loaded = LoadedPlan(plan, self._trace_options, self._options)
+        self._loaded = LoadedPlans(plan, self._trace_options, self._options)
         self._fixed: set[tuple[Place, ...]] = set()  # places of numbers that cannot be inputs
         self.first_is_plain = False  # the plan is for the state in which a first call leaves the module
         if plan.trace is not None:
@@ -90,6 +91,14 @@ class Replanner:
                 check_same_module(model, plan.trace)
             self._lengths.add(plan.trace)
             self.bind(model, plan.trace, plan)
+
+    def serve_too(self, model: nn.Module, plan: Plan) -> None:
+        """Run this plan as well, for the calls that it was made for."""
+        if plan.trace is None:
+            self._loaded.waiting.append(plan)
+        else:
+            self.bind(model, plan.trace, plan)
+        self.given += (plan,)
 
     def has_travelled(self) -> None:
         """Note that the module and its plan were pickled together."""
@@ -168,10 +177,11 @@ class Replanner:
             self._first_of_loaded(new)
             return None
         if fits is not None:
-            if exceeded := self._loaded.exceeded(fits):
+            traced, plan = fits
+            if exceeded := self._loaded.exceeded(traced, plan):
                 self.warned.warn(exceeded)
-            self._lengths.add(fits)
-            return self.bind(new.model, fits, with_sums_here(self.plan, fits))
+            self._lengths.add(traced)
+            return self.bind(new.model, traced, with_sums_here(plan, traced))
         if found is not None and self._loaded.is_for_later_calls(found):
             self._first_of_loaded(new)
             return None
@@ -267,8 +277,7 @@ class Replanner:
                 step = next(steps, None)
                 if step is None or communicates(step.trace.graph):
                     return None
-                made = self._plan_for(new, step.trace)
-                if made is None:
+                if (made := self._plan_for(new, step.trace)) is None:
                     return None
                 bound, witness = self.bind(new.model, step.trace, made.plan), Witness()
                 wrong = self._tried(new, bound, witness)

@@ -21,6 +21,7 @@ from ...errors import PlanMismatch, RekindleError, UsageError
 from ...model.plan import Plan
 from ...parts.plan import PartsPlan
 from ...planning.carrying import Replanned
+from ...printed import listed
 from ...saying.sizes import format_bytes
 from .. import accept
 from ..measure.as_before import as_before
@@ -122,8 +123,7 @@ class Check:
         """The gradients that vary from plain step to plain step, in words; "" where none does."""
         if not self.varying:
             return ""
-        more = f" and {len(self.varying) - 1} more" if len(self.varying) > 1 else ""
-        return f"two plain steps differ too, by fused attention: gradients of {self.varying[0]}{more}"
+        return f"two plain steps differ too, by fused attention: gradients of {listed(self.varying, 1)}"
 
     def _word(self, kind: str, equal: bool | None) -> str:
         if kind in self.close:

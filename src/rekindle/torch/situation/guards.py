@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..tensors.objects import function_in, is_elsewhere, is_simple
+from ..tensors.objects import function_in, is_elsewhere, is_simple, without_plan
 from ..tensors.sharded import own_class
 from .attribute_reads import INTERNAL
 from .globals import Globals
@@ -110,8 +110,9 @@ class ModuleState:
         names = None if self._reads is None else self._reads.get(path, frozenset())
         of_class = {"forward", *(_methods(own_class(m)) if names is None else names)} - _OF_TORCH - {"*"}
         everything = names is None or "*" in names
-        got = ["_parameters", "_buffers", "_modules"]
-        for k, x in own.items():
+        got = ["_parameters", "_buffers", "_modules", *(() if is_root else {"forward"} & own.keys())]
+        held = without_plan(own)  # a part inside of this module may be planned by itself
+        for k, x in held.items():
             if k in INTERNAL or not (everything or k in names) or prefix + k in self._ignored:  # type: ignore[operator]
                 continue
             if is_root and k == "forward":
@@ -133,7 +134,7 @@ class ModuleState:
         self.watch.part(m._buffers, ())
         (self._tables if m._parameters else self.watch.tables).append(m._parameters)
         self.watch.tables.append(m._modules)
-        of_instance = own.keys() | m._parameters.keys() | m._buffers.keys() | m._modules.keys()
+        of_instance = held.keys() | m._parameters.keys() | m._buffers.keys() | m._modules.keys()
         of_instance -= {"forward"} if is_root else set()  # the planned forward stands there
         for k in of_class - of_instance:
             self.keys[prefix + k] = self._of_class(own_class(m), k)

@@ -30,6 +30,7 @@ from ..tensors import tree
 from ..tensors.objects import (
     OBJECTS_MOST,
     PLAIN,
+    InPlace,
     cells_of,
     content,
     entries,
@@ -40,6 +41,7 @@ from ..tensors.objects import (
     is_users,
     put_back,
     slots_of,
+    without_plan,
 )
 
 Key = Any
@@ -152,7 +154,7 @@ CODE = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 _PLAIN_TYPES = frozenset({bool, int, float, complex, str, bytes, type(None), range, slice, torch.dtype, torch.device,
                           torch.Size, torch.layout, torch.memory_format})  # fmt: skip
 _STAND_INS = frozenset({weakref.ProxyType, weakref.CallableProxyType})
-_BY_IDENTITY = (nn.Module, torch.optim.Optimizer, torch.Generator, types.GeneratorType, types.BuiltinFunctionType,
+_BY_IDENTITY = (InPlace, nn.Module, torch.optim.Optimizer, torch.Generator, types.GeneratorType, types.BuiltinFunctionType,
                 logging.Logger, logging.LoggerAdapter, logging.Handler)  # fmt: skip
 _NAMESPACES = (type, types.ModuleType)
 
@@ -251,7 +253,7 @@ class Walk:
         if isinstance(held, dict):
             self.watch.tables.append(held)
         self.watch.slots += [(x, s) for s in slots]
-        return tuple([(k, self.key(v, deep)) for k, v in fields_of(x).items()])
+        return tuple([(k, self.key(v, deep)) for k, v in without_plan(fields_of(x)).items()])
 
     def namespace(self, x: Any) -> Key:
         """A key of the plain values and functions of a class and its bases, and of their objects, or of a Python module.

@@ -27,6 +27,22 @@ _AROUND_FUNCTIONS = (types.MethodType, staticmethod, classmethod, property, func
 _ELSEWHERE = sys.stdlib_module_names - {"__main__", "argparse", "types"} | {"numpy", "torch"}
 
 
+class InPlace:
+    """Stands in place of a module's own forward while a plan is on the module. It is no state of the model."""
+
+    _own: Any = None  # the forward that the module itself had in its `__dict__`; None: its class's
+
+
+def without_plan(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a module as they are without a plan."""
+    own = here = fields.get("forward")
+    while isinstance(own, InPlace):
+        own = own._own
+    if own is here:
+        return fields
+    return {k: x for k, x in (fields | {"forward": own}).items() if k != "forward" or own is not None}
+
+
 def is_elsewhere(x: Any) -> bool:
     """Whether a module, class or object comes from Python itself, torch or NumPy, where users set no values."""
     name = x.__name__ if isinstance(x, types.ModuleType) else (x if isinstance(x, type) else type(x)).__module__

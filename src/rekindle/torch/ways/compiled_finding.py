@@ -76,6 +76,11 @@ def find(s: Subject, named: Sequence[str] | None, how: TraceOptions, progress: P
         module = s.model.get_submodule(path)
         if any(p.requires_grad for p in module.parameters()) or any(t.requires_grad for t in given.call.tensors):
             found.units.append(Unit(path, module, given.key, len(known.keys), given))
+    for u in [*found.units]:  # compiled code calls no other part; a submodule with two parents may be one
+        inside = {*u.module.modules()}
+        if inner := next((v.path for v in found.units if v is not u and v.module in inside), ""):
+            found.units.remove(u)
+            found.plain.append(f"{class_name(u.module)} (calls {inner}, which is a part by itself)")
     order = {path: i for i, path in enumerate(calls)}
     found.units.sort(key=lambda u: order.get(u.path, len(order)))
     return found

@@ -14,6 +14,7 @@ from torch import nn
 
 from ...ask import PlanOptions, TraceOptions
 from ...errors import RekindleError, RekindleWarning, TraceError, UsageError
+from ...printed import listed
 from ...saying.frames import is_users
 from ...saying.progress import announce
 from .. import accept
@@ -236,11 +237,11 @@ class Finder:
             accept.parameters(module, given.call.tensors)
             made = trace_call(module, args, kwargs, how, progress=self.options.report)
         if made.lowered.captured.effects:
-            dropped = f"its plan would not run {', '.join(dict.fromkeys(made.lowered.captured.effects))}"
+            dropped = f"its plan would not run {listed(made.lowered.captured.effects)}"
             raise TraceError(dropped, reason=dropped)
         changed = [k for k in made.lowered.captured.dropped if k.startswith(ARGUMENT)]
         if changed:  # the code between the parts reads it
-            raise TraceError(f"its plan would not change {', '.join(changed)}", reason=f"changes {', '.join(changed)}")
+            raise TraceError(f"its plan would not change {listed(changed)}", reason=f"changes {listed(changed)}")
         if made.key != given.key or made.lowered.captured.settles:
             raise TraceError("its call is captured in other surroundings than it has in the step")
         if made.graph.boundary is None:
