@@ -45,7 +45,7 @@ class Allowance:
     """
 
     def __init__(self, seconds: float, whole: Allowance | None = None):
-        self.whole = whole or self
+        self.seconds, self.whole = seconds, whole or self
         self.cut_after: tuple[float, float] | None = None
         self._began, self._end = (time.monotonic(), worked()), worked() + seconds
 
