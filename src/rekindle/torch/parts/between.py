@@ -53,7 +53,7 @@ def between(
     counts = tuple(sum(c.unit == i for c in calls) for i in range(len(used)))
     inside = tuple(at_end[1].get(i, 0) for i in range(len(used)))
     known = [c for c in calls if c.unit >= 0]
-    pairs = [(a.unit, b) for a, b in zip(known, [*(c.unit for c in known[1:]), None], strict=True)]
+    pairs = [(a.unit, b) for a, b in zip(known, [*(c.unit for c in known[1:]), None], strict=False)]
     return Between(
         tuple(moments), max((x.peak for x in levels), default=0), at_end[0], inside, counts,
         tuple(frozenset(b for a, b in pairs if a == i) for i in range(len(used))),

@@ -179,7 +179,7 @@ class _Trial(TrialSteps):
     def _rounds(self, ours: Outcome, eager: Outcome, most: float) -> bool:
         """Whether half precision explains compiled numbers: tensor by tensor they are at most `most`, or twice as far as
         eager's, from those of the same step in float32. False where that step cannot be run."""
-        if not self._has_halves() or (exact := self._in_float32) is None:
+        if not self._has_halves() or (exact := self._in_float32) is None or len(exact) != len(eager):
             return False
         least = least_scale(t for t in exact if t is not None)
         for a, b, right in zip(ours, eager, exact, strict=True):
@@ -194,7 +194,8 @@ class _Trial(TrialSteps):
         """The outcome of the step without the compiler, in float32; None: it cannot be run."""
         own, call = (self.module, self.twins, self.args, self.kwargs), self.given.call
         try:
-            self.module = copy.deepcopy(self.module).float()
+            if any(map(_is_half, self.module.parameters())):
+                self.module = copy.deepcopy(self.module).float()
             twins = [t.detach().float().requires_grad_(t.requires_grad) if _is_half(t) else t for t in self.twins]
             self.twins, (self.args, self.kwargs) = twins, call.form.arguments(tree.unflatten(twins, call.spec))
             with disable_autocast():
