@@ -23,7 +23,7 @@ class AllowanceSettings:
 
     steps : plain steps of training; searches may take as long as they do,
     least_s, most_s : but at least, and at most, so many seconds.
-    mid_run_share : of a run's time, planning for new calls may take in the middle of it,
+    mid_run_share : of a run's time, its first plan included, planning for new calls may take in the middle of it,
     mid_run_least_s : but at least so many seconds.
     """
 
@@ -31,7 +31,7 @@ class AllowanceSettings:
     least_s: float = 20.0
     most_s: float = 60.0
     mid_run_share: float = 0.1
-    mid_run_least_s: float = 20.0
+    mid_run_least_s: float = 3.0
 
 
 SETTINGS = AllowanceSettings()
@@ -40,19 +40,22 @@ SETTINGS = AllowanceSettings()
 class Allowance:
     """Seconds that searches may take from now on. whole : the allowance of which this one is a part; None: it is none.
 
-    is_cut : some search has ended because its seconds were over.
+    cut_after : seconds, of the clock and of the processor, after which a search ended last because its seconds were over;
+        None: none did.
     """
 
     def __init__(self, seconds: float, whole: Allowance | None = None):
         self.seconds, self.whole = seconds, whole or self
-        self.is_cut = False
-        self._end = worked() + seconds
+        self.cut_after: tuple[float, float] | None = None
+        self._began, self._end = (time.monotonic(), worked()), worked() + seconds
 
     @property
     def left(self) -> float:
         """Seconds that are left; a search that asks ends where there are none."""
         left = self._end - worked()
-        self.whole.is_cut |= left <= 0
+        if left <= 0:
+            clock, processor = self.whole._began
+            self.whole.cut_after = time.monotonic() - clock, worked() - processor
         return left
 
     def part(self, share: float) -> Allowance:
@@ -77,10 +80,11 @@ def shared(progress: Progress) -> Iterator[None]:
         yield
     finally:
         _open.reset(token)
-        if made and made[0].is_cut:
+        if made and made[0].cut_after is not None:
+            clock, processor = made[0].cut_after
             notices.say(
-                f"the search ended after {made[0].seconds:.0f} s of processor time, since going on is likely to cost more "
-                'than training can win; effort="thorough" or a time_limit searches longer',
+                f"the search ended after {clock:.0f} s ({processor:.0f} s of processor time), since going on is likely to cost "
+                'more than training can win; effort="thorough" or a time_limit searches longer',
                 aloud=progress is not False,
             )
 

@@ -241,7 +241,8 @@ class Checkpointing:
     def _say_parts(self, found: PartsPlan) -> None:
         unused = self.asked.captured.unused
         makes = f"; it makes all results, {', '.join(unused)} too" if unused and not found.stages else ""
-        self._say(f"{found.covered}{makes}")
+        vain = f"; {found.in_vain}" if found.in_vain else ""
+        self._say(f"{found.covered}{makes}{vain}")
         log.info(found.sentence)
 
     def _say(self, words: str) -> None:

@@ -58,7 +58,7 @@ def test_parts_share_what_is_left() -> None:
                 assert allowance.of_step(0.0).left <= 0.125 * whole.seconds
             assert allowance.of_step(0.0) is part
         assert allowance.of_step(0.0) is whole
-        assert not whole.is_cut
+        assert whole.cut_after is None
 
 
 def test_only_this_processs_work_counts() -> None:

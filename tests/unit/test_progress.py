@@ -97,6 +97,19 @@ def test_lines_come_also_while_nothing_is_new(pipe: Stream) -> None:
     assert pipe.getvalue() == said
 
 
+def test_lines_that_differ_in_numbers_alone_wait_until_the_time_has_doubled(
+    monkeypatch: pytest.MonkeyPatch, pipe: Stream
+) -> None:
+    monkeypatch.setattr(progress, "SETTINGS", ProgressSettings(quiet_s=0.0, line_s=0.001, again=1e9))
+    with telling(None):
+        for ops in (700, 725):
+            announce(None, f"searching for a plan of {ops} ops")
+            pipe.wait_for("rekindle: searching for a plan of 700 ops, ")
+        announce(None, "proving bounds")
+        pipe.wait_for("rekindle: proving bounds, ")
+    assert pipe.getvalue().count("searching") == 1
+
+
 @pytest.mark.usefixtures("soon")
 def test_the_live_line_is_erased(terminal: Stream) -> None:
     with telling(None):

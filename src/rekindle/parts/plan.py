@@ -170,6 +170,17 @@ class PartsPlan(AnyPlan, HoldsResident):
         return self.beside_resident(self.peak_bytes)
 
     @property
+    def in_vain(self) -> str:
+        """The words for a plan whose step takes no less than the plain one, as it was measured; "" of any other."""
+        taken = self.measured_bytes or self.peak_bytes
+        if self.baseline_peak_bytes is None or taken < self.baseline_peak_bytes:
+            return ""
+        return (
+            f"saves nothing: the plain step takes {format_bytes(self.baseline_peak_bytes)} too, since at its peak it holds "
+            "little that these parts could save"
+        )
+
+    @property
     def sentence(self) -> str:
         """One plain sentence: does the step fit, at what price, what is covered."""
         limit, plain = self.goal.budget, self.beside_resident(self.baseline_peak_bytes or 0)
@@ -184,7 +195,7 @@ class PartsPlan(AnyPlan, HoldsResident):
         if away := sum(self.host_blocks):
             price += f", {format_bytes(away)} on the host"
         tail = f"; not counted: {self.not_counted}" if self.not_counted and limit is not None else ""
-        steep = offer_words(self.offer, self.goal, self, plain)
+        steep = [*offer_words(self.offer, self.goal, self, plain), *filter(None, [self.in_vain])]
         return f"{', '.join([fits, price, *steep])}, {self.covered}, solved in {self.solve_seconds:.1f} s{tail}"
 
     def _rows(self) -> list[tuple[str, str]]:

@@ -2,7 +2,8 @@
 
 `with telling(progress):` around a public function opens it; `announce(progress, line)` says what begins now, and lines told
 meanwhile are its news. On a terminal one line is written over and erased at the end; elsewhere (a file, a notebook) a line
-is printed every few seconds, also while nothing new is known. Functions that call one another share one reporter.
+is printed for each kind of work, and again each time that the time so far has doubled. Functions that call one another share
+one reporter.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -32,17 +34,20 @@ class ProgressSettings:
     quiet_s : seconds of work before anything is printed.
     live_s : seconds between two versions of the line on a terminal.
     line_s : seconds between two lines where stderr is no terminal.
+    again : a line that differs from an earlier one in numbers alone waits until the work has taken so many times as long.
     """
 
     quiet_s: float = 2.0
     live_s: float = 0.25
     line_s: float = 5.0
+    again: float = 2.0
 
 
 SETTINGS = ProgressSettings()
 END_MOST_S = 1.0  # that the end of the work waits for a stderr that does not take a line; a guess
 # A line with this word has the best plan so far and a bound: it stays in view until the next such line or announcement.
 VERDICT = "certified"
+_NUMBERS = re.compile(r"[\d.,]+")
 
 
 class _Reporter:
@@ -51,6 +56,7 @@ class _Reporter:
     def __init__(self, quiet_s: float) -> None:
         self._began, self._quiet_s = time.monotonic(), quiet_s
         self._latest, self._printed = "working", ""
+        self._kinds: dict[str, float] = {}  # line without its numbers -> seconds after which it was printed last
         self._live = live_line.possible()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rekindle-progress", daemon=True)
@@ -80,12 +86,13 @@ class _Reporter:
             pause = SETTINGS.live_s if self._live else SETTINGS.line_s
 
     def _print(self) -> None:
-        line, taken = self._latest, f"{time.monotonic() - self._began:.0f} s"
+        line, seconds = self._latest, time.monotonic() - self._began
+        kind, taken = _NUMBERS.sub("", line), f"{seconds:.0f} s"
         if self._live:
             live_line.show(f"rekindle: {taken}, {line}")
-        elif sys.stderr is not None:
+        elif sys.stderr is not None and seconds >= SETTINGS.again * self._kinds.get(kind, 0.0):
             still = "still: " if line == self._printed else ""
-            self._printed = line
+            self._printed, self._kinds[kind] = line, seconds
             print(f"rekindle: {still}{printable(line)}, {taken}", file=sys.stderr, flush=True)
 
 

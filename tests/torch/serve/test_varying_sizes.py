@@ -18,6 +18,7 @@ import rekindle
 from marks import every, sweep
 from rekindle import PlanMismatch, RekindleWarning, allowance
 from rekindle.torch.capture import capture as capturing
+from rekindle.torch.serve.said_once import NewShapes
 
 GOAL: dict[str, Any] = {"minimize": "memory", "solver": "storages", "effort": "quick"}
 SHAPES = [(5, 7, 4), (12, 9, 4), (17, 30, 4), (30, 11, 4), (9, 25, 4), (25, 6, 4), (14, 19, 4), (8, 8, 4), (21, 40, 4)]
@@ -203,13 +204,67 @@ def test_where_planning_takes_too_long_new_shapes_run_plain_with_one_warning(
 
     (warning,) = warned(steps)
     assert not captures
-    for words in ("pad lengths to a multiple", "s since the first step", "run plain"):
+    for words in ("pad lengths to a multiple", "its first plan included", "run plain"):
         assert words in warning
     assert len(list(planned.forward.bounds)) == 2
     limit(monkeypatch, 0.0, 1.0)
     assert warned(steps) == []
     assert captures
     assert len(list(planned.forward.bounds)) == 1 + len(SHAPES)
+
+
+def test_the_first_plan_is_a_part_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit(monkeypatch, 0.0, 0.1)
+    for first_s, late in ((0.0, True), (100.0, False)):
+        shapes = NewShapes(first_s)
+        shapes.begin()
+        with shapes.timed():
+            sum(range(10**5))
+        assert bool(shapes.take_too_long) is late
+
+
+class TwoBlocks(nn.Module):
+    """Two parts of different kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32))
+        self.two = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32), nn.GELU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.two(self.one(x)).square().mean()
+
+
+def in_parts(**goal: Any) -> Any:
+    model, x = TwoBlocks(), torch.randn(256, 32)
+    return rekindle.checkpoint(model, x, parts=["one", "two"], **({"effort": "quick"} | goal))
+
+
+def test_parts_share_the_time_of_planning_and_their_lines(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    planned = in_parts(minimize="memory")
+    capfd.readouterr()
+    planned(torch.randn(200, 32)).backward()
+    assert capfd.readouterr().err.count("was called with inputs") == 1
+    limit(monkeypatch, 0.0, 0.0)
+    (warning,) = warned(lambda: planned(torch.randn(100, 32)).backward())
+    assert "run plain" in warning
+    assert rekindle.status(planned).plain[0].calls == 2
+
+
+def test_a_part_runs_plain_only_where_the_whole_plain_step_keeps_the_budget(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plain = in_parts(minimize="memory").forward.plan.baseline_peak_bytes
+    limit(monkeypatch, 0.0, 0.0)
+    for budget, plain_calls in ((int(0.9 * plain), 0), (2 * plain, 3)):  # the first call of a part is planned
+        planned = in_parts(budget=budget, max_overhead=None)
+        capfd.readouterr()
+        for n in (200, 100):
+            planned(torch.randn(n, 32)).backward()
+        assert sum(x.calls for x in rekindle.status(planned).plain) == plain_calls
+        assert capfd.readouterr().err.count("planned at once") == (not plain_calls)
 
 
 def test_calls_without_a_plan_are_errors_however_long_planning_takes(monkeypatch: pytest.MonkeyPatch) -> None:

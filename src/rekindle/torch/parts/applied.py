@@ -92,6 +92,9 @@ class PartsForward(InPlaceOfForward):
         if not self._noted:
             self.have_copies(model)
             _note_shared_memory(model)
+            planned = [f for _, f in forwards_of(model) if isinstance(f, PartForward)]
+            for f in planned:
+                f.join(planned[0], self.plan)
             self._noted = True
         with without_caches(model, self.plan.keeps_caches) as makes_one:
             if makes_one and not self._told:

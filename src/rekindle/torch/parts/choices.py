@@ -114,7 +114,7 @@ class Choices:
     # -- on the model ------------------------------------------------------------------------------------------------
     def parts(self, chosen: Chosen) -> tuple[list[Part], list[int]]:
         """(the parts that do not run plain with these ways, the numbers of their units)."""
-        step, seen = self.step(), set()
+        step = self.step()
         parts, used = [], []
         for numbers in self.by_module():
             first = self.units[numbers[0]]
@@ -127,10 +127,7 @@ class Choices:
                 compiled = self._as_compiled(numbers[0], way)
                 parts.append(Part(first.path, (), way.again, way.rule, compiled, *copied))
                 continue
-            # One line for a new shape is enough where many parts are equal.
-            quiet = first.trace.graph.hash in seen
-            seen.add(first.trace.graph.hash)
-            plans = tuple(self.plan(u, chosen[u], quiet) for u in numbers)
+            plans = tuple(self.plan(u, chosen[u]) for u in numbers)
             parts.append(Part(first.path, plans, False, None, None, *copied))
         return parts, used
 
@@ -181,14 +178,13 @@ class Choices:
             found.setdefault(u.path, []).append(i)
         return list(found.values())
 
-    def plan(self, unit: int, way: int, quiet: bool = True) -> Plan:
-        """The plan of a unit for one of its ways. quiet : plans for other shapes are made without a line on stderr."""
+    def plan(self, unit: int, way: int) -> Plan:
+        """The plan of a unit for one of its ways."""
         u = self.units[unit]
         assert u.trace is not None
-        key = id(u.trace), self.ways[unit][way].schedule, quiet  # equal units share their trace
+        key = id(u.trace), self.ways[unit][way].schedule  # equal units share their trace
         if key not in self._known:
-            options = replace(self.options, progress=False) if quiet else self.options
-            made = as_part_plan(u.trace.graph, self.ways[unit][way], options, stages.finish(u.trace.lowered))
+            made = as_part_plan(u.trace.graph, self.ways[unit][way], self.options, stages.finish(u.trace.lowered))
             self._known[key] = replace(made, trace=u.trace)
         return self._known[key]
 

@@ -43,6 +43,21 @@ class NewCall:
         return any(p.requires_grad for p in self.model.parameters()) or any(t.requires_grad for t in self.call.tensors)
 
     @property
+    def unplanned(self) -> tuple[str, str] | None:
+        """Why no call like this can be planned, as part of a message, and the kind of the reason; None: it may be."""
+        if stands_in := next((n for n, p in self.model.named_parameters() if not isinstance(p, nn.Parameter)), None):
+            return (
+                f" with a tensor in place of its parameter {stands_in!r}, as torch.func.functional_call does",
+                "stand-in",
+            )
+        once = self.call.used_up
+        return (
+            (f"; {', '.join(once)} can be read only once, and planning would read it: pass a list", "")
+            if once
+            else None
+        )
+
+    @property
     def took(self) -> float:
         """Seconds since work on the call began."""
         return time.perf_counter() - self.began

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from ...model.plan import Plan
+from ...parts.plan import PartsPlan
 from ...planning import plan_files
 from .. import private
 from ..run import shared_casts
@@ -63,6 +64,10 @@ class PlannedForward(SwitchedForward):
     def leave_first_plain(self) -> None:
         """Run the first call plain that finds the module in another state than the plan's."""
         self._replanner.first_is_plain = True
+
+    def join(self, other: PlannedForward, whole: PartsPlan) -> None:
+        """Be a part of the same model as another one. whole : the plan of that model."""
+        self._replanner.join(other._replanner, whole)
 
     def take_over(self, model: nn.Module) -> None:
         """Become the module's forward."""
@@ -142,7 +147,7 @@ class PlannedForward(SwitchedForward):
         """(the plan that runs the call, the call); None: the call runs plain."""
         if not self._used and not self.is_checked:
             self._used = True
-            self._replanner.new_shapes.began = time.perf_counter()
+            self._replanner.new_shapes.begin()
             unused.used(model)
         replanner, name = self._replanner, type(model).__name__
         if where := runs_plain_in():

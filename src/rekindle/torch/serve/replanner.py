@@ -19,6 +19,7 @@ from ... import allowance
 from ...ask import LeastMemory, PlanOptions
 from ...errors import InfeasibleBudget, ParityError, PlanMismatch, RekindleError, TraceError, UsageError
 from ...model.plan import Plan
+from ...parts.plan import PartsPlan
 from ...planning.carrying import ANOTHER_GRAPH, CARRIED, RECEIVED, SEARCHED, Replanned
 from ...saying import notices
 from ...saying.progress import announce, telling
@@ -31,6 +32,7 @@ from ..measure.witness import Witness
 from ..rewrite.rewritten import fitting, with_sums_here
 from ..run.bound import BoundPlan
 from ..situation.guards import Guards
+from ..situation.module_call import Key
 from ..situation.numbers import Place, name_of, read
 from ..tensors import tree
 from ..tensors.sharded import order_that_works, own_class, sharded_parameter
@@ -78,13 +80,15 @@ class Replanner:
         self.plans, self.warned = BoundPlans(), WarnOnce()
         self.refusals = Refusals(self.plans)
         self._lengths = Lengths()
-        self.new_shapes = NewShapes()
+        self.new_shapes = NewShapes(0.0 if plan.trace is None else plan.solve_seconds)
+        self._whole: PartsPlan | None = None  # of the model whose part this module is
         self._left_out: set[str] = set()  # kinds of results that planned calls leave out, of which the log was told
         # hooks that do more than compute: the user was warned of them when the plan was made
         self._accepted = Counter(() if plan.trace is None else plan.trace.lowered.captured.effects)
         self._trace_options = known_options(plan)
         self._loaded = LoadedPlans(plan, self._trace_options, self._options)
         self._fixed: set[tuple[Place, ...]] = set()  # places of numbers that cannot be inputs
+        self._too_large: list[Key] = []  # calls that cannot stay within the budget: larger ones are not searched for it
         self.first_is_plain = False  # the plan is for the state in which a first call leaves the module
         if plan.trace is not None:
             if not later:  # the first call may delete modules
@@ -112,6 +116,12 @@ class Replanner:
         twin._lengths, twin.new_shapes, twin._left_out = Lengths(), copy.copy(self.new_shapes), set(self._left_out)
         twin.refusals, twin._fixed = Refusals(twin.plans), set(self._fixed)
         return twin
+
+    def join(self, other: Replanner, whole: PartsPlan) -> None:
+        """Give warnings, and count the time that planning takes, together with another part of the same model."""
+        self.new_shapes, self.warned, self._whole = other.new_shapes, other.warned, whole
+        if self is other and self.plan.trace is not None:
+            self.new_shapes.first_s = whole.solve_seconds
 
     def bind(self, model: nn.Module, traced: Trace, plan: Plan) -> BoundPlan:
         """Let the plan serve the module."""
@@ -145,15 +155,8 @@ class Replanner:
         if (name := sharded_parameter(new.model)) is not None:
             self._sharded(new, name)
             return None
-        if stands_in := next((n for n, p in new.model.named_parameters() if not isinstance(p, nn.Parameter)), None):
-            self.leave_plain(
-                new,
-                f" with a tensor in place of its parameter {stands_in!r}, as torch.func.functional_call does",
-                "stand-in",
-            )
-            return None
-        if once := new.call.used_up:
-            self.leave_plain(new, f"; {', '.join(once)} can be read only once, and planning would read it: pass a list")
+        if unplanned := new.unplanned:
+            self.leave_plain(new, *unplanned)
             return None
         try:
             with telling(self._options.progress, QUIET_S), allowance.shared(self._options.progress):
@@ -230,14 +233,12 @@ class Replanner:
         if self.on_new_shape != "plan" and not family:
             self._no_plan(new, "(or modes, dtypes, constants)")
             return None
-        if (
-            found is None
-            and self.on_new_shape == "plan"
-            and (late := self.new_shapes.take_too_long)
-            and self._fits_plain(new)
-        ):
-            self.leave_plain(new, late, kind="too long")
-            return None
+        if found is None and self.on_new_shape == "plan" and (late := self.new_shapes.take_too_long):
+            if self._fits_plain(new):
+                self.leave_plain(new, f", for which there is no plan{late}", kind="too long")
+                return None
+            late = f"{new.words}, which is planned at once, since its plain step is not known to fit{late}"
+            self.say(late, kind="may not fit")
         if known := self._with_changing_numbers(new):
             return known
         if varying := self.refusals.what_varies(new.model, new.key):
@@ -337,15 +338,20 @@ class Replanner:
             return Replanned(same, SAME)
         if self.on_new_shape != "plan":
             return None
-        try:
-            return self.replan(found, self._options, known)
-        except InfeasibleBudget as e:
-            least = self.replan(found, replace(self._options, goal=LeastMemory()), ())
-            self.warned.warn(
-                f"{new.words}, whose step cannot stay within {format_bytes(e.budget)}: it runs by the plan of least memory, "
-                f"{format_bytes(least.plan.peak_bytes)}"
-            )
-            return least
+        budget = self._options.goal.budget
+        if budget is None or not any(covers(new.key, k) for k in self._too_large):
+            try:
+                return self.replan(found, self._options, known)
+            except InfeasibleBudget as e:
+                budget = e.budget
+                self._too_large.append(new.key)
+        least_known = [p for p in known if p.goal.least_memory]
+        least = self.replan(found, replace(self._options, goal=LeastMemory()), least_known)
+        self.warned.warn(
+            f"{new.words}, whose step cannot stay within {format_bytes(budget)}: it runs by the plan of least memory, "
+            f"{format_bytes(least.plan.peak_bytes)}"
+        )
+        return least
 
     # -- helpers -----------------------------------------------------------------------------------------------------
     def _tried(self, new: NewCall, bound: BoundPlan, witness: Witness | None = None) -> str:
@@ -384,18 +390,20 @@ class Replanner:
         """One line for a new plan: of new shapes, for the first of them. how : the cause, if the module changed."""
         line = f"{new.words}{how}: {DID[made.how]} in {new.took:.1f} s, {made.plan.sentence}"
         log.debug(line)
-        if told := line if how else self.new_shapes.news(new.key[0], line):
+        if how:
+            self.say(line, kind=how)
+        elif told := self.new_shapes.news(new.key[0], line):
             self.say(told if told is line else f"{type(new.model).__name__}: {told}")
 
     def _fits_plain(self, new: NewCall) -> bool:
         """Whether the call's plain step takes no more than the budget in bytes, or than its GPU has, as far as larger shapes
         tell."""
         on = next((t.device for t in (*new.call.tensors, *new.model.parameters()) if t.is_cuda), None)
-        limit = self._options.goal.budget or on and torch.cuda.get_device_properties(on).total_memory
-        return not limit or any(
-            b.plan.baseline_peak_bytes <= limit and covers(b.trace.key, new.key) for b in self.plans
-        )
+        limit = (self._whole or self._options).goal.budget or on and torch.cuda.get_device_properties(on).total_memory
+        peaks = [(self._whole or b.plan).baseline_peak_bytes for b in self.plans if covers(b.trace.key, new.key)]
+        return not limit or any(p is not None and p <= limit for p in peaks)
 
-    def say(self, line: str) -> None:
-        """One line of news, on stderr unless the user asked for silence."""
-        notices.say(line, aloud=self._options.progress is not False)
+    def say(self, line: str, kind: str = "") -> None:
+        """One line of news, on stderr unless the user asked for silence; the first of its kind (default: of such a line)."""
+        if self.warned.is_first(kind or line):
+            notices.say(line, aloud=self._options.progress is not False)

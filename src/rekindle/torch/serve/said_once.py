@@ -25,7 +25,8 @@ _OF_ONE_CALL = re.compile(r"\[[\d, ]*\]|\d[\d.]* ([KMGT]i?)?B\b")
 
 
 class WarnOnce:
-    """Gives each warning once. A copy of a module has a shallow copy, in which all earlier warnings count as given."""
+    """Gives each warning once, and knows which lines were given. A copy of a module has a shallow copy, in which all earlier
+    lines count as given."""
 
     def __init__(self) -> None:
         self._lines: frozenset[str] = frozenset()
@@ -34,10 +35,15 @@ class WarnOnce:
     def warn(self, line: str, kind: str = "") -> str:
         """Warn, if no warning of this kind (default: no line like this one) was given before. Returns the kind."""
         kind = kind or _OF_ONE_CALL.sub("", line)
-        if not self._mute and kind not in self._lines:
-            self._lines |= {kind}
+        if not self._mute and self.is_first(kind):
             notices.warn(line)
         return kind
+
+    def is_first(self, kind: str) -> bool:
+        """Whether no line of this kind, apart from shapes and bytes in it, was given before; from now on one was."""
+        kind, before = _OF_ONE_CALL.sub("", kind), self._lines
+        self._lines |= {kind}
+        return kind not in before
 
     @contextlib.contextmanager
     def mute(self) -> Iterator[None]:
@@ -50,15 +56,21 @@ class WarnOnce:
 
 
 class NewShapes:
-    """The shapes of one module for which plans were made in the middle of a run, and the time that this took. A module's copy
-    has a shallow copy.
+    """The shapes of one module for which plans were made in the middle of a run, and the time that this took. The parts of a
+    model have one in common. A module's copy has a shallow copy.
 
-    began : when the first step began, in seconds of `time.perf_counter`. seconds : that planning has taken since.
+    first_s : seconds that the first plan took. seconds : that planning has taken since the first step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first_s: float = 0.0) -> None:
         self._seen: frozenset[Any] = frozenset()
-        self.began, self.seconds, self._worked = time.perf_counter(), 0.0, 0.0
+        self._began: float | None = None  # when the first step began, in seconds of `time.perf_counter`
+        self.first_s, self.seconds, self._worked = first_s, 0.0, 0.0
+
+    def begin(self) -> None:
+        """Note that a step begins; the first one counts."""
+        if self._began is None:
+            self._began = time.perf_counter()
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
@@ -75,12 +87,13 @@ class NewShapes:
         """Why no plan is made now, as part of a message: planning has taken much of the run's time. "" if it has not.
 
         The least time is one of the processor, so that a busy machine makes the same plans."""
-        run, most = time.perf_counter() - self.began, allowance.SETTINGS
+        now, most = time.perf_counter(), allowance.SETTINGS
+        run = now - (self._began or now) + self.first_s
         if self._worked <= most.mid_run_least_s or self.seconds <= most.mid_run_share * run:
             return ""
         return (
-            f", for which there is no plan. Plans for new shapes took {self.seconds:.0f} of the {run:.0f} s since the first "
-            f"step; until that is less than {most.mid_run_share:.0%}, none is made. {FEWER_SHAPES}"
+            f". Plans for new shapes took {self.seconds:.1f} of the run's {run:.0f} s, its first plan included; plans that can "
+            f"wait are made once that is less than {most.mid_run_share:.0%}. {FEWER_SHAPES}"
         )
 
     def news(self, shapes: Any, line: str) -> str:

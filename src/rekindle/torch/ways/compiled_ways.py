@@ -6,6 +6,9 @@ each. A way whose gradients are another part's rounding away from those of the p
 
 from __future__ import annotations
 
+import copy
+import functools
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,12 +22,14 @@ from ...parts.ways import Figures, Way, best
 from ...printed import first_line
 from ...saying.progress import Progress, announce
 from ..compiled.stage import compiled_forward
+from ..private import disable_autocast
 from ..rewrite.closeness import difference, least_scale
 from ..run.sample import leaf_of
 from ..tensors import rng, tree
 from .finding import Unit
 from .trial_steps import TrialSteps
 
+log = logging.getLogger("rekindle")
 # Each way is timed so often, in turns, but no further round begins after so many seconds. Both are guesses.
 TIMINGS, TIMINGS_MOST_S = 7, 3.0
 # Differences are relative to the largest element of a tensor. A part is compiled at all if, compiled as it is, it is at most so
@@ -35,6 +40,7 @@ HALF_APART_MOST, EAGER_APART_MOST = 0.05, 1e-3
 APART_MOST = 1e-5  # a guess
 # The same of a loss in slices, each of which rounds its part of a half-precision gradient; a guess.
 SLICED_HALF_APART_MOST = 0.01
+Outcome = Sequence[torch.Tensor | None]  # results, buffers and gradients of a step
 MIN_CUT, QUICK = Compiled(), ("min-cut", "inputs")
 
 
@@ -83,11 +89,13 @@ class _Trial(TrialSteps):
         comparable = not self._drew() or self._options.draws_as_eager
         plain = self._compiled(MIN_CUT, path, progress)
         apart = _apart(plain, eager) if comparable else 0.0
-        if apart > (HALF_APART_MOST if self._has_halves() else EAGER_APART_MOST):
+        halves = self._has_halves()
+        far = apart > (HALF_APART_MOST if halves else EAGER_APART_MOST)
+        if far and not self._rounds(plain, eager, HALF_APART_MOST):
             raise TraceError(
                 f"its compiled numbers are {apart:.1e} of their largest element away from the uncompiled ones"
             )
-        most = max(APART_MOST, 2 * apart, HALF_APART_MOST if not comparable and self._has_halves() else 0.0)
+        most = max(APART_MOST, 2 * min(apart, HALF_APART_MOST), HALF_APART_MOST if not comparable and halves else 0.0)
         hows: list[Compiled | None] = [MIN_CUT, *([None] if comparable else [])]
         exact = {MIN_CUT: True, None: apart == 0.0}
         wrong = []
@@ -96,14 +104,15 @@ class _Trial(TrialSteps):
             if how == MIN_CUT or how.saves == "half" and drew:  # where it draws, "half" is min-cut
                 continue
             try:
-                off = _apart(self._compiled(how, path, progress), plain)
+                ours = self._compiled(how, path, progress)
+                off = _apart(ours, plain)
             except torch.OutOfMemoryError:
                 raise
             except Exception as e:  # the compiler's own errors have no common class
                 wrong.append(f'in its way "{how.saves}" ({type(e).__name__}: {first_line(e)[:120]})')
                 continue
-            rounds = SLICED_HALF_APART_MOST if how.saves in IN_SLICES and self._has_halves() else 0.0
-            if off > max(most, rounds):
+            rounds = SLICED_HALF_APART_MOST if how.saves in IN_SLICES and halves else 0.0
+            if off > max(most, rounds) and not (comparable and self._rounds(ours, eager, SLICED_HALF_APART_MOST)):
                 wrong.append(f'in its way "{how.saves}" (its numbers are {off:.1e} of their largest element away)')
             else:
                 hows.append(how)
@@ -144,7 +153,7 @@ class _Trial(TrialSteps):
                 rng.restore(before, d)
         if between is not None:
             between(result)
-        torch.autograd.backward(trained, self._gradients)
+        torch.autograd.backward(trained, [g.to(t.dtype) for g, t in zip(self._gradients, trained, strict=True)])
         return result
 
     def _outcome(self, how: Compiled | None) -> list[torch.Tensor | None]:
@@ -167,6 +176,36 @@ class _Trial(TrialSteps):
         self._clear(leaves)
         return found
 
+    def _rounds(self, ours: Outcome, eager: Outcome, most: float) -> bool:
+        """Whether half precision explains compiled numbers: tensor by tensor they are at most `most`, or twice as far as
+        eager's, from those of the same step in float32. False where that step cannot be run."""
+        if not self._has_halves() or (exact := self._in_float32) is None or len(exact) != len(eager):
+            return False
+        least = least_scale(t for t in exact if t is not None)
+        for a, b, right in zip(ours, eager, exact, strict=True):
+            if a is not None and b is not None and right is not None:
+                off, may = (difference(t.to(right.dtype), right, least) for t in (a, b))
+                if off > max(most, 2 * may):
+                    return False
+        return True
+
+    @functools.cached_property
+    def _in_float32(self) -> Outcome | None:
+        """The outcome of the step without the compiler, in float32; None: it cannot be run."""
+        own, call = (self.module, self.twins, self.args, self.kwargs), self.given.call
+        try:
+            if any(map(_is_half, self.module.parameters())):
+                self.module = copy.deepcopy(self.module).float()
+            twins = [t.detach().float().requires_grad_(t.requires_grad) if _is_half(t) else t for t in self.twins]
+            self.twins, (self.args, self.kwargs) = twins, call.form.arguments(tree.unflatten(twins, call.spec))
+            with disable_autocast():
+                return self._outcome(None)
+        except Exception as e:  # a module that copies itself in its own way, or code that names a dtype
+            log.debug("no step of %s in float32: %r", type(own[0]).__name__, e)
+            return None
+        finally:
+            self.module, self.twins, self.args, self.kwargs = own
+
     @property
     def _leaves(self) -> list[torch.Tensor]:
         """The inputs that get gradients and are no parameters of the part."""
@@ -185,7 +224,7 @@ class _Trial(TrialSteps):
 
     def _has_halves(self) -> bool:
         tensors = (*self.module.parameters(), *self.twins)
-        return bool(self.given.casts) or any(t.is_floating_point() and t.element_size() < 4 for t in tensors)
+        return bool(self.given.casts) or any(map(_is_half, tensors))
 
     def sizes(self, how: Compiled | None) -> Figures:
         """Bytes that a step of the part takes in one way."""
@@ -212,7 +251,11 @@ class _Trial(TrialSteps):
         return taken
 
 
-def _apart(one: Sequence[torch.Tensor | None], other: Sequence[torch.Tensor | None]) -> float:
+def _is_half(t: torch.Tensor) -> bool:
+    return t.is_floating_point() and t.element_size() < 4
+
+
+def _apart(one: Outcome, other: Outcome) -> float:
     """The largest difference of two outcomes, relative to the largest element of its tensor."""
     least = least_scale(t for t in other if t is not None and t.is_floating_point())
     found = 0.0

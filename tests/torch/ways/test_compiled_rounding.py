@@ -1,0 +1,60 @@
+"""Compiled parts in half precision: rounding of eager's leaves none plain, and a wrong way is refused all the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import rekindle
+from marks import sweep
+from rekindle import RekindleError
+from rekindle.torch.compiled import stage
+from rekindle.torch.compiled.compiler import compile_graph
+
+
+class Coarse(nn.Module):
+    """Eager bfloat16 rounds numbers near 64 to halves; fused code does not round them at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(((self.up(x) + 64.0) - 64.0).relu())
+
+
+def planned(**how: Any) -> str:
+    """The plan's sentence, or why there is none."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 32), *(Coarse() for _ in range(4)), nn.Linear(32, 1))
+    how |= {"compile": True, "effort": "quick"}
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            rekindle.checkpoint(model, torch.randn(64, 32), minimize="memory", cache=False, progress=False, **how)
+    except RekindleError as e:
+        return str(e)
+    return str(model.forward.plan.sentence)
+
+
+@sweep
+@pytest.mark.filterwarnings("ignore:the step through torch.compile is")
+def test_rounding_of_eagers_leaves_no_part_plain() -> None:
+    assert "Coarse" in (said := planned(parts=["1", "2"]))
+    assert "away" not in said
+
+
+@sweep
+@pytest.mark.filterwarnings("ignore:the step through torch.compile is")
+def test_a_wrong_way_is_refused_however_coarse_eager_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def halved(graph: Any, tensors: Any, settings: dict[str, Any]) -> Any:
+        right = compile_graph(graph, tensors, settings)
+        if getattr(settings.get("custom_partitioner_fn"), "saves", "") != "inputs":
+            return right
+        return lambda *given: (y := right(*given), (y + y.detach()) / 2)[1]
+
+    monkeypatch.setattr(stage, "compile_graph", halved)
+    monkeypatch.setattr(stage, "_compiled", {})
+    assert 'in its way "inputs" (its numbers are' in planned()
