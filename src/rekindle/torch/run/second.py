@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +29,7 @@ from ..operators.node_tensors import storage_bytes
 from ..private import backward_keeps_graph, backward_number, in_func_transform, pytree, stand_for_many, will_run
 from ..situation.guards import Guards
 from ..situation.module_call import ModuleCall
-from ..situation.numbers import Attribute, attributes_set, name_of, read, replaced
+from ..situation.numbers import Attribute, attributes_set, holder_of, name_of, read, replaced, values_set
 from ..situation.surroundings import autocast_of, casts_now
 from ..situation.values import plain_of
 from ..tensors import rng, tree
@@ -45,7 +44,6 @@ OLD_MOST_BYTES = (
 )  # of tensors that forward reads and writes (a spectral norm's vectors), to keep old values of; a guess
 CREATE_GRAPH = "a backward with create_graph=True"
 OTHER_AUTOCAST = "a backward under another autocast than its plan was made for"
-GLOBAL = "the global "  # how names of globals begin in `Expected.keys`
 LATE = "a backward whose code reads {}, which was set after forward,"
 BATCH = "a backward of a batch of gradients (is_grads_batched=True, vectorize=True or vmap)"
 _IN_TURN = "with create_graph=True that cannot be differentiated in turn"
@@ -253,7 +251,7 @@ class Second:
             if name in c.assigned or expected.early is not None and name not in expected.early:
                 continue
             key = expected.keys.get(name)
-            holder, leaf = _holder(model, name)
+            holder, leaf = holder_of(model, name)
             if leaf not in getattr(holder, "__dict__", ()) or (x := plain_of(key)) is key:
                 raise _refusal(asked, f"{name}, which forward reads, has changed since")
             before[holder, leaf] = x
@@ -297,7 +295,13 @@ class Second:
             drawn = torch.random.fork_rng([d for d in self._random if d != "cpu"], enabled=bool(self._random))
             instead = {id(t): (t, new[i]) for i, t in a.outside.items()}
             outside = InTheirPlace(instead) if instead else contextlib.nullcontext()
-            with drawn, outside, attributes_set(model, self._numbers), _values_set(before), autocast_of(a.trace.key[-1]):
+            with (
+                drawn,
+                outside,
+                attributes_set(model, self._numbers),
+                values_set(before),
+                autocast_of(a.trace.key[-1]),
+            ):
                 for device, state in self._random.items():
                     rng.restore(state, device)
                 try:
@@ -374,6 +378,8 @@ def _note(parts: list[torch.Tensor], place: int, gradients: Sequence[Any], _: An
     """A hook that notes one of the gradients that a node of autograd makes."""
     if gradients[place] is not None:
         parts.append(gradients[place])
+
+
 def _is_cast(n: fx.Node) -> bool:
     """Whether the autocast that is on casts arguments of an op."""
     made, was = (pytree.tree_leaves(x) for x in (fake_result(n), n.meta["val"]))
@@ -389,29 +395,6 @@ def _is_read(p: fx.Node, wanted: set[fx.Node]) -> bool:
                 found.add(u)
                 stack.append(u)
     return not found.isdisjoint(wanted)
-
-
-def _holder(model: nn.Module, name: str) -> tuple[Any, str]:
-    """(module, class or object, attribute in it) of a value with this name in `Expected.keys`; None: they are not known."""
-    path, _, leaf = name.removeprefix(GLOBAL).rpartition(".")
-    if not name.startswith(GLOBAL):
-        return dict(model.named_modules()).get(path), leaf
-    steps = path.split(".")
-    at = next((i for i in range(len(steps), 0, -1) if ".".join(steps[:i]) in sys.modules), 0)
-    return functools.reduce(lambda x, k: getattr(x, k, None), steps[at:], sys.modules.get(".".join(steps[:at]))), leaf
-
-
-@contextlib.contextmanager
-def _values_set(values: Mapping[tuple[Any, str], Any]) -> Iterator[None]:
-    """Inside, these attributes of modules, classes and objects have these values."""
-    now = {place: getattr(*place) for place in values}
-    try:
-        for place, x in values.items():
-            setattr(*place, x)
-        yield
-    finally:
-        for place, x in now.items():
-            setattr(*place, x)
 
 
 def _find(model: nn.Module, name: str) -> Any:

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import torch
 from torch import nn
 
 from ... import allowance
@@ -42,7 +41,7 @@ from .changed_numbers import changed_numbers, matches, numbers_of
 from .lengths import Lengths, covers
 from .loaded_plan import LoadedPlans
 from .mismatch import check_same_module
-from .new_call import NewCall
+from .new_call import NewCall, fits_plain
 from .refusals import Refusals
 from .said_once import NewShapes, WarnOnce
 
@@ -234,7 +233,8 @@ class Replanner:
             self._no_plan(new, "(or modes, dtypes, constants)")
             return None
         if found is None and self.on_new_shape == "plan" and (late := self.new_shapes.take_too_long):
-            if self._fits_plain(new):
+            plain = [(b.trace.key, (self._whole or b.plan).baseline_peak_bytes) for b in self.plans]
+            if fits_plain(new, (self._whole or self._options).goal.budget, plain):
                 self.leave_plain(new, f", for which there is no plan{late}", kind="too long")
                 return None
             late = f"{new.words}, which is planned at once, since its plain step is not known to fit{late}"
@@ -394,14 +394,6 @@ class Replanner:
             self.say(line, kind=how)
         elif told := self.new_shapes.news(new.key[0], line):
             self.say(told if told is line else f"{type(new.model).__name__}: {told}")
-
-    def _fits_plain(self, new: NewCall) -> bool:
-        """Whether the call's plain step takes no more than the budget in bytes, or than its GPU has, as far as larger shapes
-        tell."""
-        on = next((t.device for t in (*new.call.tensors, *new.model.parameters()) if t.is_cuda), None)
-        limit = (self._whole or self._options).goal.budget or on and torch.cuda.get_device_properties(on).total_memory
-        peaks = [(self._whole or b.plan).baseline_peak_bytes for b in self.plans if covers(b.trace.key, new.key)]
-        return not limit or any(p is not None and p <= limit for p in peaks)
 
     def say(self, line: str, kind: str = "") -> None:
         """One line of news, on stderr unless the user asked for silence; the first of its kind (default: of such a line)."""

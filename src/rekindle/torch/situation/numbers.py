@@ -12,7 +12,9 @@ between two captures of the same graph must all be markers.
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -21,6 +23,7 @@ from torch import nn
 
 from ..tensors import tree
 
+GLOBAL = "the global "  # how names of globals begin in `Expected.keys`
 SPECIAL = (0, 1, -1, 2, -2, 3, 0.5, -0.5)  # for which PyTorch's formulas may take a shortcut
 
 
@@ -144,6 +147,29 @@ def attributes_set(model: nn.Module, values: Mapping[Place, Any]) -> Iterator[No
     finally:
         for (table, name, _), x in zip(tables, before, strict=True):
             table[name] = x
+
+
+def holder_of(model: nn.Module, name: str) -> tuple[Any, str]:
+    """(module, class or object, attribute in it) of a value with this name in `Expected.keys`; None: they are not known."""
+    path, _, leaf = name.removeprefix(GLOBAL).rpartition(".")
+    if not name.startswith(GLOBAL):
+        return dict(model.named_modules()).get(path), leaf
+    steps = path.split(".")
+    at = next((i for i in range(len(steps), 0, -1) if ".".join(steps[:i]) in sys.modules), 0)
+    return functools.reduce(lambda x, k: getattr(x, k, None), steps[at:], sys.modules.get(".".join(steps[:at]))), leaf
+
+
+@contextlib.contextmanager
+def values_set(values: Mapping[tuple[Any, str], Any]) -> Iterator[None]:
+    """Inside, these attributes of modules, classes and objects have these values."""
+    now = {place: getattr(*place) for place in values}
+    try:
+        for place, x in values.items():
+            setattr(*place, x)
+        yield
+    finally:
+        for place, x in now.items():
+            setattr(*place, x)
 
 
 def name_of(place: Place, spec: Any) -> str:
