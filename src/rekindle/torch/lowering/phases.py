@@ -83,3 +83,14 @@ def _only_for_mutations(c: Captured, forward: list[fx.Node]) -> set[fx.Node]:
         if n not in wanted and (n in sinks or n.users) and all(u in only or u.op == "output" for u in n.users):
             only.add(n)
     return only
+
+
+def is_read(p: fx.Node, wanted: set[fx.Node]) -> bool:
+    """Whether a result or a gradient depends on the placeholder, rather than only what forward writes."""
+    found, stack = {p}, [p]
+    while stack:
+        for u in stack.pop().users:
+            if u not in found:
+                found.add(u)
+                stack.append(u)
+    return not found.isdisjoint(wanted)

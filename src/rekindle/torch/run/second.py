@@ -23,7 +23,7 @@ from ..capture.captured import fake_result
 from ..capture.inner_results import edges_behind
 from ..capture.left_out import taken_apart
 from ..capture.written_outside import InTheirPlace
-from ..lowering.phases import phases
+from ..lowering.phases import is_read, phases
 from ..operators import rules
 from ..operators.node_tensors import storage_bytes
 from ..private import backward_keeps_graph, backward_number, in_func_transform, pytree, stand_for_many, will_run
@@ -75,7 +75,7 @@ class PlainAgain:
         written = {*c.mutations, *(p for w in c.writing.values() for p in w.placeholders)}
         written |= {p for p, name in c.buffers.items() if name in c.assigned}
         self.written = [i for i, p in enumerate(given) if p in written]
-        read_too = [given[i] for i in self.written if _is_read(given[i], {*c.outputs, *c.gradients.values()})]
+        read_too = [given[i] for i in self.written if is_read(given[i], {*c.outputs, *c.gradients.values()})]
         small = sum(storage_bytes(p.meta["val"]) for p in read_too) <= OLD_MOST_BYTES
         self.old = {i: small for i in self.written if given[i] in read_too}  # whether a copy of the old value is kept
         draws = not traced.fake and any(rules.draws_random(n.target) for n in c.nodes)
@@ -384,17 +384,6 @@ def _is_cast(n: fx.Node) -> bool:
     """Whether the autocast that is on casts arguments of an op."""
     made, was = (pytree.tree_leaves(x) for x in (fake_result(n), n.meta["val"]))
     return [x.dtype for x in made if torch.is_tensor(x)] != [x.dtype for x in was if torch.is_tensor(x)]
-
-
-def _is_read(p: fx.Node, wanted: set[fx.Node]) -> bool:
-    """Whether a result or a gradient depends on the placeholder, rather than only what forward writes."""
-    found, stack = {p}, [p]
-    while stack:
-        for u in stack.pop().users:
-            if u not in found:
-                found.add(u)
-                stack.append(u)
-    return not found.isdisjoint(wanted)
 
 
 def _find(model: nn.Module, name: str) -> Any:

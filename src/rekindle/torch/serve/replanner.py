@@ -237,8 +237,7 @@ class Replanner:
             if fits_plain(new, (self._whole or self._options).goal.budget, plain):
                 self.leave_plain(new, f", for which there is no plan{late}", kind="too long")
                 return None
-            late = f"{new.words}, which is planned at once, since its plain step is not known to fit{late}"
-            self.say(late, kind="may not fit")
+            self.say(f"{new.words}, which is planned at once: its plain step may not fit{late}", kind="may not fit")
         if known := self._with_changing_numbers(new):
             return known
         if varying := self.refusals.what_varies(new.model, new.key):
