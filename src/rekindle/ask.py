@@ -234,10 +234,10 @@ class _Weakly:
         return held if not isinstance(held, tuple) else held[1] if (alive := held[0]()) is None else alive
 
     def __set__(self, options: Any, x: Any) -> None:
-        if x is not None and not isinstance(x, str | type | LastCount | _Weakly):
+        if x is not None and not isinstance(x, str | type | LastCount):
             with contextlib.suppress(TypeError):
                 x = weakref.ref(x), LastCount.of(x)
-        vars(options)["optimizer"] = None if x is self else x
+        vars(options)["optimizer"] = x
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ class TraceOptions:
 
     loss: str = "auto"
     target: str | None = None
-    optimizer: Any = field(default=_Weakly(), compare=False, repr=False)
+    optimizer: Any = field(default=None, compare=False, repr=False)  # a `_Weakly`
     must_save: tuple[str, ...] = ()
     state_bytes: int | None = None
     attention: str | None = None
@@ -272,6 +272,9 @@ class TraceOptions:
     def unused_by_parts(self) -> tuple[str, ...]:
         """Names of results that plans of parts leave out: stages that torch.compile runs can, other parts make all results."""
         return () if self.compile is None else self.unused
+
+
+TraceOptions.optimizer = _Weakly()  # after the fields were read, of which its default is one
 
 
 def _budget(given: Any) -> Goal:

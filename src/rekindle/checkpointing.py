@@ -40,6 +40,7 @@ _SEARCH = tuple(f.name for f in fields(PlanOptions) if f.name != "goal")
 MORE_SHARE = (
     0.005  # beyond the plain step's measured peak, from which a plan's is said: blocks of allocators differ. A guess
 )
+MORE_BYTES = 2**16  # beside that share; a guess
 FIRST_CALLS_SHARE = 0.25  # of the allowance, for the plan of a first call that another plan follows; a guess
 
 
@@ -184,7 +185,7 @@ class Checkpointing:
         else:
             check = found.checked
             taken, plain = (None, None) if check is None else (check.measured_peak_bytes, check.plain_peak_bytes)
-        if taken is not None and plain is not None and taken > (1 + MORE_SHARE) * plain:
+        if taken is not None and plain is not None and taken > (1 + MORE_SHARE) * plain + MORE_BYTES:
             notices.warn(
                 f"a measured step of {type(self.model).__name__} takes {format_bytes(taken)} by its plan, and "
                 f"{format_bytes(plain)} without one: this plan saves no memory. Take it off with rekindle.restore(model), or "

@@ -135,7 +135,8 @@ def test_the_optimizer_is_counted_in_a_byte_budget(tmp_path: Path) -> None:
     callback = quick(minimize=None, budget="8MiB")
     fitted(Lit(), trainer(tmp_path, callback, max_steps=1))
     assert isinstance(callback.plan, rekindle.Plan)
-    assert isinstance(callback.plan.optimizer, torch.optim.AdamW)
+    assert callback.plan.trace is not None
+    assert callback.plan.trace.state_bytes > 0  # the optimizer itself went with the trainer
     assert "not counted" not in callback.plan.sentence
 
 

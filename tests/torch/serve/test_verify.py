@@ -61,7 +61,7 @@ def test_what_is_written_into_an_input_is_compared(monkeypatch: pytest.MonkeyPat
     handle.remove()
     monkeypatch.setattr(
         "rekindle.torch.measure.measured_step._backward",
-        lambda value: (value.backward(), [t.add_(1) for t in late], late.clear()),
+        lambda value, _: (value.backward(), [t.add_(1) for t in late], late.clear()),
     )
     check = rekindle.verify(model, x, plan)
     assert check.buffers_equal is False
