@@ -48,7 +48,7 @@ def cache_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("REKINDLE_CACHE", str(folder))
         patch.setattr(remembered, "SETTINGS", replace(remembered.SETTINGS, files_most=0))
         # Tests on a busy machine plan as on an idle one; those of this rule set seconds of their own.
-        patch.setattr(allowance, "SETTINGS", replace(allowance.SETTINGS, mid_run_least_s=60.0))
+        patch.setattr(allowance, "SETTINGS", replace(allowance.SETTINGS, mid_run_least_s=20.0))
         yield folder
 
 
