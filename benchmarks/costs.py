@@ -16,6 +16,7 @@ import tempfile
 import time
 from typing import Any
 
+import more_models
 import torch
 from common import path_of, provenance
 
@@ -54,7 +55,7 @@ def held_out(known: dict[str, Measurement]) -> list[float]:
 
 
 def row(name: str, batch: int | None, times: int) -> dict[str, Any]:
-    model, sample = rekindle.zoo.load(name, batch=batch)
+    model, sample = more_models.load(name, batch=batch)
     trace = rekindle.trace(model, sample, target="cpu")
     runs = [measured(trace) for _ in range(times)]
     errors = sorted(held_out(runs[-1][1]))

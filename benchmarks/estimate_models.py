@@ -6,11 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import more_models
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from rekindle import zoo
 
 Made = tuple[nn.Module, Any]
 MODELS: dict[str, Callable[[], Made]] = {}
@@ -26,7 +25,7 @@ ZOO: dict[str, dict[str, Any]] = {
     "gpt2_small": {"batch": 1, "length": 128, "layers": 4}, "bert_large": {"batch": 1, "layers": 2, "length": 128},
     "t5_base": {"batch": 2, "layers": 2}, "llama_1b": {"batch": 1, "layers": 1, "length": 256, "vocab": 8000},
 }  # fmt: skip
-MODELS |= {name: partial(zoo.load, name, **options) for name, options in ZOO.items()}
+MODELS |= {name: partial(more_models.load, name, **options) for name, options in ZOO.items()}
 
 TIMM = (
     "resnet26d", "regnety_008", "convnext_atto", "mixer_s32_224", "vit_tiny_patch16_224", "deit3_small_patch16_224",

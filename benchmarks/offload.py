@@ -2,8 +2,8 @@
 
 python benchmarks/offload.py [llama_1b vit_b16 unet3d] [--targets h200,rtx4090]   # prints a table; needs no GPU
 
-Times are modelled: operators by the roofline of each target, copies by its link. Models and samples are fake, of the zoo's
-sizes.
+Times are modelled: operators by the roofline of each target, copies by its link. Models and samples are fake, of their
+published sizes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import time
 from typing import Any
+
+import more_models
 
 import rekindle
 from rekindle import Plan, Trace
@@ -27,7 +29,7 @@ def main() -> None:
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     for name in given.models:
         for target in given.targets.split(","):
-            traced = rekindle.trace(*rekindle.zoo.load(name, fake=True), target=target, progress=False)
+            traced = rekindle.trace(*more_models.load(name, fake=True), target=target, progress=False)
             for budget in BUDGETS:
                 print(f"| {name} | {target} | {budget:g} | {' | '.join(row(traced, budget))} |", flush=True)
 

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import more_models
 from common import path_of, provenance
 
 import rekindle
@@ -32,7 +33,7 @@ from rekindle.model.judge import simulate
 from rekindle.planning.planner import plan_graph
 from rekindle.portfolio import recent
 
-# name -> options of rekindle.zoo.load
+# name -> options of more_models.load
 MODELS: dict[str, dict[str, Any]] = {
     "gpt": {},
     "unet": {"batch": 1},
@@ -65,7 +66,7 @@ def wait(name: str) -> dict[str, float]:
     row: dict[str, float] = {}
     for turn in ("first", "again"):
         recent.forget()
-        model, sample = rekindle.zoo.load(name, **MODELS[name])
+        model, sample = more_models.load(name, **MODELS[name])
         start = time.perf_counter()
         trace = rekindle.trace(model, sample)
         traced = time.perf_counter()
@@ -76,7 +77,7 @@ def wait(name: str) -> dict[str, float]:
 
 def hopeless(name: str) -> dict[str, float]:
     """Seconds from the trace to the error of a budget of which half is held already."""
-    model, sample = rekindle.zoo.load(name, **MODELS[name])
+    model, sample = more_models.load(name, **MODELS[name])
     trace = rekindle.trace(model, sample)
     row = {}
     for turn in ("first", "again"):
@@ -89,7 +90,7 @@ def hopeless(name: str) -> dict[str, float]:
 
 def plans(name: str) -> dict[str, Any]:
     """Runs, peak and overhead for half the memory and for least memory, by timings of this process."""
-    model, sample = rekindle.zoo.load(name, **MODELS[name])
+    model, sample = more_models.load(name, **MODELS[name])
     trace = rekindle.trace(model, sample)
     row: dict[str, Any] = {"seconds": trace.graph.weights("seconds").tolist()}
     for goal in ("half", "least"):
@@ -100,7 +101,7 @@ def plans(name: str) -> dict[str, Any]:
 
 def efforts(name: str) -> dict[str, Any]:
     """Peak and overhead for each goal and effort."""
-    model, sample = rekindle.zoo.load(name, **MODELS[name])
+    model, sample = more_models.load(name, **MODELS[name])
     trace = rekindle.trace(model, sample)
     row: dict[str, Any] = {}
     for effort in ("normal", "thorough"):
@@ -207,7 +208,7 @@ def noise_table(names: list[str], processes: int = 5) -> list[dict[str, Any]]:
         for _ in range(processes):
             with tempfile.TemporaryDirectory() as folder:
                 found.append(_ask("plans", name, REKINDLE_CACHE=folder))
-        model, sample = rekindle.zoo.load(name, **MODELS[name])
+        model, sample = more_models.load(name, **MODELS[name])
         seconds = [statistics.median(s) for s in zip(*(f["seconds"] for f in found), strict=True)]  # one set of costs
         graph = rekindle.trace(model, sample, target="cpu").graph.with_costs(seconds)
         row: dict[str, Any] = {"model": name}

@@ -1,4 +1,4 @@
-"""Options that make the zoo's large models small enough for a test. Imports no torch."""
+"""Options that make large models small enough for a test. Imports no torch."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ def small(name: str) -> dict[str, Any]:
     UsageError : this model has no small copy.
     """
     if name not in _SMALL:
-        raise UsageError(f"zoo model {name!r} has no small copy; these have: {', '.join(_SMALL)}")
+        raise UsageError(f"model {name!r} has no small copy; these have: {', '.join(_SMALL)}")
     return dict(_SMALL[name])

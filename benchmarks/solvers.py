@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import more_models
 from common import provenance
 from page.text import table
 
@@ -38,7 +39,7 @@ def chain(n: int, size: int = 2**20) -> Graph:
 
 def traced(name: str) -> Graph:
     """A model's step at its default batch, on tensors without data."""
-    model, sample = rekindle.zoo.load(name, fake=True)
+    model, sample = more_models.load(name, fake=True)
     return replace(rekindle.trace(model, sample).graph, name=name)
 
 

@@ -1,4 +1,4 @@
-"""Suites of the pages in docs/benchmarks that are not installed: the zoo's models at full size on fake tensors (modern, deep)
+"""Suites of the pages in docs/benchmarks that are not installed: `more_models` at full size on fake tensors (modern, deep)
 and small copies of them on real ones (cpu). Importing this module adds them to the suites of `rekindle bench`.
 
 Steps on fake CPU tensors run GPU dropout and take the branches that they take on real data. Without that, plain steps, and so
@@ -13,10 +13,10 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+import more_models
 import torch
 from small_copies import small
 
-from rekindle import zoo
 from rekindle.bench.cases import Case
 from rekindle.bench.methods import COMPARATORS, COMPARATORS_OF_ALL, COSTS, DEFAULTS
 from rekindle.bench.suites import SUITES, Model, Suite, real_case, storage_peak_of
@@ -31,17 +31,17 @@ WITHOUT_LOGITS = ("gpt2_small", "llama_1b")  # models of modern that stand there
 TWIN = {"vocab": 1009, "dropout": 0.0}  # so many tokens that the head's result is larger than its operands
 
 
-def _of_zoo(names: dict[str, tuple[str, dict[str, Any]]]) -> Suite:
-    """Models of the zoo at full size, on fake tensors, with their own loss if they have one.
+def _at_full_size(names: dict[str, tuple[str, dict[str, Any]]]) -> Suite:
+    """Models at full size, on fake tensors, with their own loss if they have one.
 
-    names : name in the suite -> (name in the zoo, options).
+    names : name in the suite -> (name of `more_models`, options).
     """
     return {name: Model(partial(zoo_case, known, options)) for name, (known, options) in names.items()}
 
 
 def zoo_case(name: str, options: dict[str, Any], unused: tuple[str, ...] = ()) -> Case:
-    """A model of the zoo on fake tensors; its twin is a small copy on real ones."""
-    model, sample = zoo.load(name, fake=True, **options)
+    """A model on fake tensors; its twin is a small copy on real ones."""
+    model, sample = more_models.load(name, fake=True, **options)
     args, kwargs = call_arguments(sample)
     tensors = tree.flatten((args, kwargs))[0]
     fake = tensors[0].fake_mode  # type: ignore[attr-defined]
@@ -53,7 +53,7 @@ def zoo_case(name: str, options: dict[str, Any], unused: tuple[str, ...] = ()) -
     peak_of = storage_peak_of(model, step, mode)
 
     def twin() -> Case:
-        return real_case(lambda: zoo.load(name, **small(name) | TWIN), unused)
+        return real_case(lambda: more_models.load(name, **small(name) | TWIN), unused)
 
     return Case(model, sample, len(tensors[0]), mode, step, peak_of, 0, lambda: None, True, unused, twin)
 
@@ -76,8 +76,8 @@ class _Within:
 
 
 def _modern() -> Suite:
-    """The zoo's modern models. Those whose name ends in "-unused" are the same models, whose plans leave the logits out."""
-    plain = _of_zoo({name: (name, {}) for name in zoo.SUITES["modern"]})
+    """The modern models. Those whose name ends in "-unused" are the same models, whose plans leave the logits out."""
+    plain = _at_full_size({name: (name, {}) for name in more_models.SUITES["modern"]})
     return plain | {f"{name}-unused": Model(partial(zoo_case, name, {}, ("logits",))) for name in WITHOUT_LOGITS}
 
 
@@ -86,13 +86,16 @@ def _deep() -> Suite:
     names: dict[str, tuple[str, dict[str, Any]]] = {}
     names |= {f"resnet-{n}": ("resnet1000", {"layers": n}) for n in RESNET_CONVOLUTIONS}
     names |= {f"lstm-{n}": ("lstm_deep", {"length": n}) for n in LSTM_STEPS}
-    return _of_zoo(names)
+    return _at_full_size(names)
 
 
 def _cpu() -> Suite:
-    """Small copies of the zoo's models on real tensors: allocator peaks, wall time, bitwise parity."""
-    makes = {name: partial(zoo.load, name, **small(name)) for name in [*zoo.SUITES["modern"], *zoo.SUITES["deep"]]}
-    makes["resnet18"] = partial(zoo.load, "resnet18", batch=4, image=112)
+    """Small copies of the models on real tensors: allocator peaks, wall time, bitwise parity."""
+    makes = {
+        name: partial(more_models.load, name, **small(name))
+        for name in [*more_models.SUITES["modern"], *more_models.SUITES["deep"]]
+    }
+    makes["resnet18"] = partial(more_models.load, "resnet18", batch=4, image=112)
     return {name: Model(partial(real_case, make)) for name, make in makes.items()}
 
 

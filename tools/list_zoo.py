@@ -7,9 +7,7 @@ import json
 from pathlib import Path
 
 from rekindle import zoo
-from rekindle.zoo import seeds
-from rekindle.zoo.listing import FILE, Listed, suite_of
-from rekindle.zoo.sized import Sized
+from rekindle.zoo import LISTING, Listed, seeds, suite_of
 
 
 def measured(name: str) -> Listed:
@@ -24,10 +22,7 @@ def measured(name: str) -> Listed:
 
 
 def _default_batch(name: str) -> int:
-    make = zoo.maker(name)
-    if isinstance(make, Sized):
-        return make.batch
-    default = inspect.signature(make).parameters["batch"].default
+    default = inspect.signature(zoo.maker(name)).parameters["batch"].default
     return seeds.row(name).batch if default is None else int(default)
 
 
@@ -35,7 +30,7 @@ def main() -> None:
     """Write zoo.json again."""
     rows = {m.name: {"batch": m.batch, "parameters": m.parameters} for m in map(measured, zoo.names())}
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
-    Path(zoo.__file__).with_name(FILE).write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+    Path(zoo.__file__).with_name(LISTING).write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
+import more_models
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -31,7 +32,7 @@ from .private import chunked_cross_entropy
 
 # fields of a configuration by which transformers change logits between head and loss
 CHANGED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-ZOO = f"{zoo.__name__}."  # the package of the zoo's own models
+OWN = (f"{zoo.__name__}.", f"{more_models.__name__}.")  # packages of models that are written here
 
 
 @contextmanager
@@ -48,7 +49,7 @@ def chunked_loss(model: nn.Module) -> Iterator[None]:
     if _is_causal(model):
         with replaced({model: partial(_causal_forward, model)}):
             yield
-    elif type(model).__module__.startswith(ZOO) and isinstance(getattr(model, "head", None), nn.Linear):
+    elif type(model).__module__.startswith(OWN) and isinstance(getattr(model, "head", None), nn.Linear):
         own: Callable[..., Any] = model.forward
         head: Any = model.head
         with replaced({model: partial(_zoo_forward, own, head), head: lambda x: x}):

@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+import more_models
 import torch
 from torch import nn
 
-from rekindle import zoo
 from rekindle.torch.tensors.loss import default_loss
 from rekindle.torch.trace import call_arguments
 from rekindle.zoo import seeds
@@ -24,7 +24,7 @@ SOLD_SHARE = 0.95  # a device with this share of a cap counts as one of that siz
 class Case:
     """A model by name.
 
-    model, options : the zoo's. autocast : bfloat16 where autocast allows.
+    model, options : as `more_models.load` takes them. autocast : bfloat16 where autocast allows.
     unit : what one element of the batch is called.
     unused : results that the training loop does not read; see `rekindle.trace`.
     close, copied : whether a plan whose sums may round (parity="close") is measured too, and one that copies values to the
@@ -43,7 +43,7 @@ class Case:
 
     def load(self, kind: str, batch: int | None = None) -> tuple[nn.Module, Any]:
         """Model and sample on the device."""
-        model, sample = zoo.load(self.model, batch=batch or self.batch, **self.options)
+        model, sample = more_models.load(self.model, batch=batch or self.batch, **self.options)
         return model.to(kind), on_device(sample, kind)
 
     def context(self, kind: str) -> AbstractContextManager[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import more_models
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -117,13 +118,13 @@ def gpt() -> Made:
 
 @entry
 def lstm_unrolled() -> Made:
-    model, sample = zoo.load("lstm_unrolled", 8, length=12, features=16, hidden=32)
+    model, sample = more_models.load("lstm_unrolled", 8, length=12, features=16, hidden=32)
     return Mean(model), sample
 
 
 @entry
 def lstm_fused() -> Made:
-    model, sample = zoo.load("lstm", 8, length=12, features=16, hidden=32, layers=1)
+    model, sample = more_models.load("lstm", 8, length=12, features=16, hidden=32, layers=1)
     return Mean(model), sample
 
 

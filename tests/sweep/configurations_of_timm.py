@@ -7,7 +7,7 @@ from typing import Any
 
 from configuration_tables import BATCH, IMAGE, Made, drawn, named
 
-from rekindle.zoo.libraries import import_library
+from rekindle.zoo.vision import import_library
 
 
 def timm(name: str, image: int = IMAGE, batch: int = BATCH, **options: Any) -> Made:

@@ -10,7 +10,7 @@ import torch
 from configuration_tables import BATCH, IMAGE, NOT_GIVEN, SMALL, VOCAB, Made, drawn, ids, labels, named, words
 from torch import Tensor
 
-from rekindle.zoo.libraries import import_library
+from rekindle.zoo.vision import import_library
 
 
 def hf(auto: str, kind: str, sample: Callable[[int], Any], **extra: Any) -> Made:

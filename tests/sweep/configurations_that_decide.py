@@ -9,7 +9,7 @@ import torch
 from configuration_tables import BATCH, IMAGE, VOCAB, Made, drawn, ids, labels, named
 from configurations_of_transformers import _detection, hf, sequences, sound, text, transcribed
 
-from rekindle.zoo.libraries import import_library
+from rekindle.zoo.vision import import_library
 
 HEADS = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
 LAYERS = {"encoder_layers": 2, "decoder_layers": 2}

@@ -20,7 +20,7 @@ from rekindle.planning.frontiers import CLOSER_MOST_OPS
 from rekindle.planning.planner import plan_graph
 from rekindle.portfolio import anew, proposals, way_down
 from rekindle.problem import Problem
-from rekindle.zoo.libraries import import_library
+from rekindle.zoo.vision import import_library
 
 
 @sweep

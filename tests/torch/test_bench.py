@@ -9,15 +9,17 @@ from typing import Any
 from unittest.mock import patch
 
 import comparators  # noqa: F401 (the suites run them where they are registered)
+import more_models
 import pytest
 import torch
+from more_models.building import build
 from small_copies import small
 from torch._subclasses.fake_tensor import FakeTensorMode
 from zoo_suites import data_branches, zoo_case
 
 from libraries import needs_torchvision
 from marks import few, sweep
-from rekindle import bench, zoo
+from rekindle import bench
 from rekindle.bench.cases import Case
 from rekindle.bench.comparators import REGISTERED
 from rekindle.bench.methods import COMPARATORS, DEFAULTS, TOKEN_COMPARATORS, Asked, choose, parse
@@ -29,7 +31,6 @@ from rekindle.planning import registry
 from rekindle.torch.measure.memory import storage_peak
 from rekindle.torch.tensors.loss import default_loss
 from rekindle.zoo import seeds
-from rekindle.zoo.libraries import build
 
 KEYS = {
     "suite", "model", "method", "cost", "target", "batch", "image", "ops", "nodes", "solver", "peak_mb", "predicted_mb",
@@ -234,7 +235,7 @@ def test_memory_is_a_share_of_the_plain_peak() -> None:
 @pytest.mark.parametrize("suite", ["modern", "deep"])
 def test_models_of_the_zoo(suite: str) -> None:
     known = bench.SUITES[suite]()
-    for name in zoo.SUITES[suite]:
+    for name in more_models.SUITES[suite]:
         family = {"lstm_deep": "lstm-64", "resnet1000": "resnet-1000"}.get(name, name)
         assert family in known
     assert {t.model for t in bench.tasks(suite)} == set(known)
@@ -314,7 +315,7 @@ def test_a_fake_step_holds_what_a_step_with_data_holds(name: str) -> None:
     """Transformers writes its mask out and repeats keys and values where a tensor is fake."""
     pytest.importorskip("transformers")
     options = small(name) | {"dropout": 0.0}
-    model, sample = zoo.load(name, **options)
+    model, sample = more_models.load(name, **options)
 
     def step() -> None:
         default_loss(model(**sample)).backward()

@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
+import more_models
 import pytest
 import torch
 from comparators import auto_chunker, chunked_loss
@@ -19,7 +20,7 @@ from torch import nn
 from zoo_suites import zoo_case
 
 from marks import few, sweep
-from rekindle import api, bench, zoo
+from rekindle import api, bench
 from rekindle.bench import row
 from rekindle.bench.cases import Case, difference
 from rekindle.bench.comparators import REGISTERED, NotApplicable
@@ -42,8 +43,8 @@ def made(name: str, **options: Any) -> tuple[nn.Module, Any]:
     if name in ("gpt2_small", "llama_1b", "bert_large"):
         pytest.importorskip("transformers")
     if name == "gpt":
-        return zoo.load("gpt", batch=2, n_layer=1, d=32, heads=4, **WIDE, **options)
-    return zoo.load(name, **(small(name) | WIDE | options))
+        return more_models.load("gpt", batch=2, n_layer=1, d=32, heads=4, **WIDE, **options)
+    return more_models.load(name, **(small(name) | WIDE | options))
 
 
 def case_of(name: str, unused: tuple[str, ...] = (), **options: Any) -> Case:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import more_models
 import pytest
 import torch
 from small_copies import small
 from torch import fx, nn
 
 from marks import few
-from rekindle import Schedule, api, trace, zoo
+from rekindle import Schedule, api, trace
 from rekindle.bench.nodes import node_runs
 
 
@@ -28,7 +29,7 @@ class Transposed(nn.Module):
     "name", few(["gpt2_small", "llama_1b", "unet", "swin_b", "moe", "mamba"], ["gpt2_small", "unet"])
 )
 def test_run_once_it_is_every_node_that_something_reads(name: str) -> None:
-    traced = trace(*zoo.load(name, **small(name)))
+    traced = trace(*more_models.load(name, **small(name)))
     low = traced.lowered
     c = low.captured
     wanted: set[fx.Node] = set()
@@ -56,7 +57,7 @@ def test_a_second_run_takes_its_views_again_where_they_are_read() -> None:
 
 
 def test_a_plan_that_runs_everything_once_runs_no_node_again() -> None:
-    traced = trace(*zoo.load("unet", **small("unet")))
+    traced = trace(*more_models.load("unet", **small("unet")))
     once, none, every = (
         node_runs(traced.lowered, s.runs)
         for s in (

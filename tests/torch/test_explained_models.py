@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import more_models
 import pytest
 import torch
 from torch import nn
@@ -61,7 +62,7 @@ def test_a_gpt_is_one_screen_that_adds_up(gpt: Plan) -> None:
 
 @sweep
 def test_a_gpt_of_24_layers_is_one_screen_that_adds_up() -> None:
-    check(planned(*zoo.load("gpt2_medium", batch=8, fake=True), budget=0.5), "transformer.h", 24)
+    check(planned(*more_models.load("gpt2_medium", batch=8, fake=True), budget=0.5), "transformer.h", 24)
 
 
 def test_a_plan_from_a_file_explains_itself_the_same(gpt: Plan, tmp_path: Path) -> None:
@@ -77,7 +78,7 @@ def test_the_loss_is_named_with_its_remedy() -> None:
 
 
 def test_attention_scores_are_named_with_their_remedy() -> None:
-    model, sample = zoo.load("gpt_blocks", n_layer=2, d=32, length=256, batch=2, fake=True)
+    model, sample = more_models.load("gpt_blocks", n_layer=2, d=32, length=256, batch=2, fake=True)
     said = " ".join(planned(model, sample).explain().remarks)
     assert "Attention scores 2×4×256×256" in said or "Attention scores 8×256×256" in said
     assert "scaled_dot_product_attention" in said

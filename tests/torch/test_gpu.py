@@ -11,13 +11,14 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import more_models
 import pytest
 import torch
 from torch import nn
 
 import rekindle
 from models import call, loss_of, make
-from rekindle import Plan, Trace, zoo
+from rekindle import Plan, Trace
 from rekindle.torch.costs.devices import closest
 from rekindle.torch.measure.as_before import same
 from rekindle.torch.measure.memory import allocator_peak
@@ -169,7 +170,7 @@ def with_norms() -> tuple[nn.Module, Any]:
 def language() -> tuple[nn.Module, Any]:
     """A GPT whose logits set the floor."""
     torch.manual_seed(0)
-    return zoo.load("gpt2_small", batch=2, layers=1, d=128, heads=2, length=128, vocab=8000)
+    return more_models.load("gpt2_small", batch=2, layers=1, d=128, heads=2, length=128, vocab=8000)
 
 
 @pytest.mark.parametrize("goal", [{"minimize": "memory"}, {"max_overhead": 1 / 3}], ids=["least", "third"])
@@ -206,7 +207,7 @@ def test_the_measured_peak_is_the_predicted_one(name: str, by_trial: bool) -> No
     """On activations of some ten MiB, where the allocator's rounding is small beside them."""
     torch.backends.cudnn.benchmark = by_trial
     options: dict[str, Any] = {"unet": {"image": 64, "width": 16, "depth": 3}, "gpt": {"n_layer": 4, "d": 128}}[name]
-    model, sample = on_device(*zoo.load(name, batch=8, **options))
+    model, sample = on_device(*more_models.load(name, batch=8, **options))
     trace = rekindle.trace(model, sample)
     for goal in ({"budget": 1.0}, {"max_overhead": 0.3}):
         plan = rekindle.plan(trace, **goal, time_limit=0.5)
@@ -240,7 +241,7 @@ def requested_peak(model: nn.Module, sample: Any, plan: Plan) -> int:
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="only a CUDA allocator can be capped")
 def test_a_plan_trains_where_the_plain_step_is_out_of_memory() -> None:
-    model, sample = on_device(*zoo.load("unet", batch=32, image=128, width=32, depth=3))
+    model, sample = on_device(*more_models.load("unet", batch=32, image=128, width=32, depth=3))
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     plan = rekindle.plan(rekindle.trace(model, sample), max_overhead=0.3, time_limit=2.0)

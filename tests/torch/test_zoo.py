@@ -8,6 +8,7 @@ import subprocess
 import sys
 import weakref
 
+import more_models
 import pytest
 import torch
 from small_copies import small
@@ -21,7 +22,7 @@ from marks import every, few
 from rekindle.errors import RekindleError, UsageError
 from rekindle.zoo import seeds
 
-LIBRARIES = {name for file in ("vision", "deep", "language", "images") for name in zoo._FILES[file]}
+LIBRARIES = {*zoo._FILES["vision"], *(n for file in ("deep", "language", "images") for n in more_models.FILES[file])}
 CELLS = zoo._FILES["cells"]
 SMALL_CELLS = {"cells": 3, "channels": 4}
 
@@ -65,7 +66,7 @@ PARAMETERS = {
 def load(name, *args, **options):
     if name in LIBRARIES:
         needs_torchvision()
-    return zoo.load(name, *args, **options)
+    return more_models.load(name, *args, **options)
 
 
 def call(model, sample):
@@ -114,13 +115,14 @@ def plain_peak(name, **options):
 def test_names_are_those_of_the_files():
     for file, family in zoo._FILES.items():
         assert tuple(importlib.import_module(f"rekindle.zoo.{file}").MODELS) == family
-    assert len(set(zoo.names())) == len(zoo.names())
+    for file, family in more_models.FILES.items():
+        assert tuple(importlib.import_module(f"more_models.{file}").MODELS) == family
+    assert len(set(more_models.names())) == len(more_models.names())
 
 
 def test_suites_are_of_models_that_exist():
     assert set(zoo.SUITES["seeds"]) == {r.model for r in seeds.ROWS}
-    assert {name for suite in zoo.SUITES.values() for name in suite} <= set(zoo.names())
-    assert {"deep", "modern"} <= set(zoo.SUITES)
+    assert {name for suite in more_models.SUITES.values() for name in suite} <= set(more_models.names())
     with pytest.raises(UsageError, match=r"alexnet.*gpt2_small"):
         small("alexnet")
 
@@ -130,7 +132,7 @@ def test_listing_names_imports_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("name", every(3, zoo.names()))
+@pytest.mark.parametrize("name", every(3, more_models.names()))
 def test_loads_on_fake_tensors(name):
     model, sample = load(name, batch=2, fake=True)
     tensors = [*model.parameters(), *model.buffers(), *tree_leaves(sample)]
@@ -204,16 +206,16 @@ def test_gpt_ties_its_head_and_gives_a_dict():
 
 
 def test_eager_attention_is_scaled_dot_product_attention():
-    from rekindle.zoo.gpt import Attention
+    from more_models.gpt_blocks import Attention, EagerAttention
 
-    plain, eager = (Attention(16, 2, 8, 0.0, eager) for eager in (False, True))
+    plain, eager = Attention(16, 2, 0.0), EagerAttention(16, 2, 8, 0.0)
     eager.load_state_dict(plain.state_dict())
     x = torch.randn(2, 8, 16)
     torch.testing.assert_close(eager(x), plain(x))
 
 
 def test_unrolled_lstm_is_an_lstm():
-    from rekindle.zoo.recurrent import Cell
+    from more_models.recurrent import Cell
 
     cell, reference = Cell(5, 7), torch.nn.LSTMCell(5, 7)
     order = [0, 1, 3, 2]  # ours has the output gate before the candidate
@@ -238,9 +240,9 @@ def test_unrolled_lstm_is_an_lstm():
         (lambda: zoo.load("unet", colour=3), "colour.*image, width"),
         (lambda: zoo.load("resnet18", dropout=0.1), "dropout"),
         (lambda: zoo.load("unet", image=100), "multiple of 16"),
-        (lambda: zoo.load("resnet1000", layers=12), "layers=12.*13"),
-        (lambda: zoo.load("mamba", length=100), "length=100.*chunk=256"),
-        (lambda: zoo.load("dit", image=31), "image=31.*patch=2"),
+        (lambda: more_models.load("resnet1000", layers=12), "layers=12.*13"),
+        (lambda: more_models.load("mamba", length=100), "length=100.*chunk=256"),
+        (lambda: more_models.load("dit", image=31), "image=31.*patch=2"),
         (lambda: seeds.row("unet"), "unet"),
     ],
 )
@@ -275,7 +277,7 @@ def test_a_torchvision_compiled_for_another_torch_is_named(name, tmp_path, monke
     monkeypatch.syspath_prepend(tmp_path)
     message = "torchvision 0.1.2 is installed.*torchvision::nms.*compiled for another torch.*pip install --no-deps"
     with pytest.raises(RekindleError, match=message):
-        zoo.load(name, 1, fake=True)
+        more_models.load(name, 1, fake=True)
 
 
 def test_published_rows():

@@ -253,7 +253,7 @@ def test_a_damaged_plan_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[
 
 def test_the_zoo_lists_all_its_models() -> None:
     from rekindle import zoo
-    from rekindle.zoo.listing import listing, suite_of
+    from rekindle.zoo import listing, suite_of
 
     assert [m.name for m in listing()] == zoo.names()
     assert all(suite_of(m) == suite for suite, models in zoo.SUITES.items() for m in models)

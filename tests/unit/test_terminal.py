@@ -243,7 +243,7 @@ def complete(words: str, **more: str) -> subprocess.CompletedProcess[str]:
         ("rekindle plan zoo:gpt --target h", {"h100", "h200"}),
         ("rekindle plan zoo:gpt --parity ", {"bitwise", "close"}),
         ("rekindle plan zoo:gpt --offload ", {"no", "yes", "auto"}),
-        ("rekindle plan zoo:resnet1", {"zoo:resnet18", "zoo:resnet101", "zoo:resnet152", "zoo:resnet1000"}),
+        ("rekindle plan zoo:resnet1", {"zoo:resnet18", "zoo:resnet101", "zoo:resnet152"}),
     ],
 )
 def test_the_shell_is_offered_words(typed: str, offered: set[str]) -> None:

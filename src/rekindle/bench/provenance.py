@@ -40,7 +40,10 @@ def _commit() -> str | None:
     """The commit of the checkout that this runs from, with a + if its source or comparators were changed since; None outside a
     checkout."""
     source = str(Path(__file__).parent.parent)
-    git, watched = ["git", "-C", source], [source, ":/benchmarks/comparators", ":/benchmarks/zoo_suites.py"]
+    git, watched = (
+        ["git", "-C", source],
+        [source, ":/benchmarks/comparators", ":/benchmarks/zoo_suites.py", ":/benchmarks/more_models"],
+    )
     try:
         found = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
         changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *watched], capture_output=True).returncode

@@ -11,8 +11,7 @@ from ..errors import UsageError
 from ..planning import registry
 from ..problem import Solver
 from ..show import text
-from ..zoo import SUITES
-from ..zoo.listing import listing
+from ..zoo import SUITES, listing
 from . import completing
 from .answer import Answer
 from .options import Json

@@ -159,8 +159,7 @@ def usual_batch(spec: str) -> int | None:
         with _no_exit(spec):
             made = _function(Path(where), name)
     taken = inspect.signature(made).parameters.get("batch")
-    usual = getattr(made, "batch", None if taken is None else taken.default)
-    return None if taken is None else usual if isinstance(usual, int) else 0
+    return None if taken is None else taken.default if isinstance(taken.default, int) else 0
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from ..saying.shares import COST_WORDS, percent, percent_down
 from ..saying.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from ..zoo.listing import Listed
+    from ..zoo import Listed
 
 # The name of the captured step's own memory, which is not the plain step's: "plain" is eager PyTorch everywhere.
 BASELINE = (

@@ -1,4 +1,4 @@
-"""Models and samples by name, for benchmarks, the demo and tests. `SUITES` lists the models of each benchmark.
+"""Models and samples by name, for the command line, the demo and the benchmark of the published table.
 
 Asking for the names imports no torch; each family of models lives in a file of its own.
 """
@@ -6,19 +6,25 @@ Asking for the names imports no torch; each family of models lives in a file of 
 from __future__ import annotations
 
 import importlib
+import inspect
+import json
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import close
 from ..errors import UsageError
 from ..printed import value
-from .sized import options_of
 
 __all__ = ["SUITES", "load", "names"]
 
 if TYPE_CHECKING:
     from torch import nn
+
+Maker = Callable[..., "tuple[nn.Module, Any]"]
 
 # file -> the names in its MODELS, repeated here so that listing them imports no torch
 _FILES = {
@@ -27,27 +33,39 @@ _FILES = {
         "densenet121", "densenet161", "densenet169", "densenet201", "inception_v3",
     ),
     "cells": ("nasnet_cifar10", "amoebanet_cifar10", "darts_cifar10"),
-    "gpt": ("gpt", "gpt2", "gpt_blocks"),
+    "gpt": ("gpt", "gpt2"),
     "unet": ("unet", "unet3d"),
-    "recurrent": ("lstm_unrolled", "lstm"),
-    "deep": ("resnet1000",),
-    "lstm_steps": ("lstm_deep",),
-    "language": ("gpt2_small", "gpt2_medium", "llama_1b", "llama_7b", "bert_large", "t5_base"),
-    "images": ("vit_b16", "swin_b", "convnext_b", "efficientnet_b4", "mobilenet_v3", "deeplabv3"),
-    "moe": ("moe",),
-    "mamba": ("mamba",),
-    "dit": ("dit",),
 }  # fmt: skip
 
 # suite of the benchmark -> its models
-SUITES: dict[str, tuple[str, ...]] = {
-    "seeds": (*_FILES["vision"], *_FILES["cells"]),
-    "deep": (*_FILES["deep"], *_FILES["lstm_steps"]),
-    "modern": (
-        "gpt2_small", "gpt2_medium", "llama_1b", "llama_7b", "bert_large", "t5_base", "vit_b16", "swin_b", "convnext_b",
-        "efficientnet_b4", "mobilenet_v3", "unet", "unet3d", "deeplabv3", "moe", "mamba", "dit",
-    ),
-}  # fmt: skip
+SUITES: dict[str, tuple[str, ...]] = {"seeds": (*_FILES["vision"], *_FILES["cells"])}
+LISTING = "zoo.json"  # `python tools/list_zoo.py` in a checkout writes it again
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One model of the zoo.
+
+    suite : the first benchmark suite that has it; None: none has. batch : examples per step where no batch is given.
+    parameters : numbers in all its parameters, shared ones once.
+    """
+
+    name: str
+    suite: str | None
+    batch: int
+    parameters: int
+
+
+@cache
+def listing() -> list[Listed]:
+    """Every model of the zoo, in the order of `names()`; from a file, so that none is built and no torch imported."""
+    known = json.loads(files(__package__).joinpath(LISTING).read_text(encoding="utf-8"))
+    return [Listed(name, suite_of(name), **known[name]) for name in names()]
+
+
+def suite_of(name: str) -> str | None:
+    """The first suite that has the model."""
+    return next((suite for suite, models in SUITES.items() if name in models), None)
 
 
 def names() -> list[str]:
@@ -55,7 +73,7 @@ def names() -> list[str]:
     return [name for family in _FILES.values() for name in family]
 
 
-def maker(name: str) -> Callable[..., tuple[nn.Module, Any]]:
+def maker(name: str) -> Maker:
     """The function that builds a model and its sample; its arguments are the options of `load`.
 
     Raises
@@ -67,7 +85,7 @@ def maker(name: str) -> Callable[..., tuple[nn.Module, Any]]:
     if file is None:
         hint = close(name, names())
         raise UsageError(f"zoo model {value(name)} is unknown; {hint}choose one of: {', '.join(names())}")
-    made: Callable[..., tuple[nn.Module, Any]] = importlib.import_module(f".{file}", __name__).MODELS[name]
+    made: Maker = importlib.import_module(f".{file}", __name__).MODELS[name]
     return made
 
 
@@ -90,10 +108,16 @@ def load(
     UsageError : an unknown name or option, or a batch below 1; the message lists the valid ones.
     RekindleError : the model needs a package that is not installed.
     """
+    return built(name, maker(name), batch, seed=seed, fake=fake, train=train, options=options)
+
+
+def built(
+    name: str, build: Maker, batch: int | None, *, seed: int, fake: bool, train: bool, options: dict[str, Any]
+) -> tuple[nn.Module, Any]:
+    """The model and sample that `build` makes, with the arguments and errors of `load`."""
     if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
         raise UsageError(f"batch={value(batch)} must be an int of at least 1")
-    build = maker(name)
-    valid = options_of(build)
+    valid = [p for p in inspect.signature(build).parameters if p != "batch"]
     unknown = [o for o in options if o not in valid]
     if unknown:
         raise UsageError(f"zoo model {name!r} has no option {unknown[0]!r}; its options are: {', '.join(valid)}")

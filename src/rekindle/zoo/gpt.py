@@ -1,8 +1,7 @@
-"""A small GPT with its loss, the same model at the size of GPT-2, and its bare stack of blocks."""
+"""A small GPT with its loss, and the same model at the size of GPT-2."""
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import torch
@@ -11,43 +10,30 @@ from torch import Tensor, nn
 
 
 class Attention(nn.Module):
-    """Causal self-attention, [batch, length, d] -> the same shape.
+    """Causal self-attention, [batch, length, d] -> the same shape."""
 
-    eager : write softmax(Q K^T) V out, so that the [length, length] scores are values of the graph; False takes
-        `scaled_dot_product_attention`.
-    """
-
-    ahead: Tensor  # bool [length, length]: the tokens that a token may not see
-
-    def __init__(self, d: int, heads: int, length: int, dropout: float, eager: bool):
+    def __init__(self, d: int, heads: int, dropout: float):
         super().__init__()
-        self.heads, self.dropout, self.eager = heads, dropout, eager
+        self.heads, self.dropout = heads, dropout
         self.query, self.key, self.value = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
         self.out = nn.Linear(d, d)
-        if eager:
-            ahead = torch.ones(length, length, dtype=torch.bool).triu(1)
-            self.register_buffer("ahead", ahead, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (p(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in (self.query, self.key, self.value))
-        p = self.dropout if self.training else 0.0
-        if self.eager:
-            n = x.shape[1]
-            scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
-            scores = scores.masked_fill(self.ahead[:n, :n], -math.inf)
-            y = F.dropout(scores.softmax(-1), p) @ v
-        else:
-            y = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
-        return self.out(y.transpose(1, 2).flatten(2))
+        return self.out(self.attend(q, k, v, self.dropout if self.training else 0.0).transpose(1, 2).flatten(2))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+        """Queries, keys and values [batch, heads, length, channels] -> the same shape."""
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
 
 
 class Block(nn.Module):
     """Layer norm before attention and before the MLP (four times as wide), each added to its own input."""
 
-    def __init__(self, d: int, heads: int, length: int, dropout: float, eager: bool):
+    def __init__(self, d: int, heads: int, dropout: float):
         super().__init__()
         self.attention_norm, self.mlp_norm = nn.LayerNorm(d), nn.LayerNorm(d)
-        self.attention = Attention(d, heads, length, dropout, eager)
+        self.attention = Attention(d, heads, dropout)
         self.mlp = nn.Sequential(nn.Linear(d, 4 * d), nn.GELU(), nn.Linear(4 * d, d))
         self.dropout = nn.Dropout(dropout)
 
@@ -64,7 +50,7 @@ class GPT(nn.Module):
         self.token = nn.Embedding(vocab, d)
         self.position = nn.Embedding(length, d)
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.Sequential(*(Block(d, heads, length, dropout, eager=False) for _ in range(n_layer)))
+        self.blocks = nn.Sequential(*(Block(d, heads, dropout) for _ in range(n_layer)))
         self.norm = nn.LayerNorm(d)
         self.head = nn.Linear(d, vocab, bias=False)
         for embedding in (self.token, self.position):
@@ -88,16 +74,7 @@ def _gpt(
     return model, {"input_ids": ids[:, :-1].contiguous(), "targets": ids[:, 1:].contiguous()}
 
 
-def _blocks(
-    batch: int = 8, *, n_layer: int = 4, d: int = 256, heads: int = 4, length: int = 128, dropout: float = 0.0,
-    input_grad: bool = False,
-) -> tuple[nn.Module, Tensor]:  # fmt: skip
-    model = nn.Sequential(*(Block(d, heads, length, dropout, eager=True) for _ in range(n_layer)))
-    return model, torch.rand(batch, length, d, requires_grad=input_grad)
-
-
 MODELS = {
     "gpt": _gpt,
     "gpt2": partial(_gpt, n_layer=12, d=768, heads=12, length=1024, vocab=50257),
-    "gpt_blocks": _blocks,
 }

@@ -2,17 +2,57 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
+import importlib.util
 from collections.abc import Callable
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..errors import RekindleError
 from . import seeds
-from .libraries import import_library
 
 _INCEPTION = {"aux_logits": False, "transform_input": False, "init_weights": False}
+
+
+def import_library(name: str) -> ModuleType:
+    """torchvision, timm or transformers, or a submodule of one.
+
+    timm and transformers import torchvision on their own, and hide why that fails: where it is installed, it is imported first.
+
+    Raises
+    ------
+    RekindleError : the library, or a package that it imports, is not installed; or the installed torchvision was compiled
+        for another torch.
+    """
+    try:
+        if importlib.util.find_spec("torchvision") is not None:
+            _import_torchvision()
+        return importlib.import_module(name)
+    except ModuleNotFoundError as e:
+        raise RekindleError(
+            f"this needs the package {e.name!r}, which is not installed; install torch first, then run: "
+            f"pip install --no-deps {name.partition('.')[0]}, and pip install what it imports"
+        ) from None
+
+
+def _import_torchvision() -> None:
+    """Import it, or raise a RekindleError that says why it cannot be imported beside this torch."""
+    try:
+        importlib.import_module("torchvision")
+    except ModuleNotFoundError:
+        raise
+    except (ImportError, OSError, RuntimeError) as e:
+        raise RekindleError(
+            f"torchvision {importlib.metadata.version('torchvision')} is installed, but it cannot be imported beside torch "
+            f"{torch.__version__}: {e}. Most likely it was compiled for another torch. Install the build that matches this "
+            "torch: https://pytorch.org/get-started/locally names its index URL, then run: "
+            "pip install --no-deps --force-reinstall --index-url URL torchvision"
+        ) from None
 
 
 def image_sample(batch: int, image: int, input_grad: bool) -> Tensor:

@@ -3,27 +3,27 @@ bits; and what is written in the zoo itself computes what its paper says."""
 
 from __future__ import annotations
 
+import more_models
 import pytest
 import torch
+from more_models import deep, lstm_steps, moe
+from more_models.mamba import scan
 from small_copies import small
 from torch import Tensor, nn
 
 import rekindle
-import rekindle.zoo as zoo
 from libraries import needs_torchvision
 from marks import few, sweep
 from rekindle.torch.costs.flops import FlopCount
-from rekindle.zoo import deep, lstm_steps, moe
-from rekindle.zoo.mamba import scan
 
-IMAGES = zoo._FILES["images"]  # tested in a file of their own
-LIBRARIES = {name for file in ("deep", "language", "images") for name in zoo._FILES[file]}
+IMAGES = more_models.FILES["images"]  # tested in a file of their own
+LIBRARIES = {name for file in ("deep", "language", "images") for name in more_models.FILES[file]}
 
 
 def load(name, **options):
     if name in LIBRARIES:
         needs_torchvision()
-    return zoo.load(name, **options)
+    return more_models.load(name, **options)
 
 
 def call(model: nn.Module, sample) -> Tensor:
@@ -56,7 +56,7 @@ def check_half_the_activations(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     few(
-        [n for n in (*zoo.SUITES["deep"], *zoo.SUITES["modern"]) if n not in IMAGES],
+        [n for n in (*more_models.SUITES["deep"], *more_models.SUITES["modern"]) if n not in IMAGES],
         ["unet3d", "moe"],
     ),
 )
@@ -115,7 +115,7 @@ def test_lstm_step_is_a_proper_op():
 
 @sweep
 def test_lstm_under_autocast_gives_the_same_bits():
-    model, sample = zoo.load("lstm_deep", **small("lstm_deep"))
+    model, sample = more_models.load("lstm_deep", **small("lstm_deep"))
     with torch.autocast("cpu", torch.bfloat16):
         trace = rekindle.trace(model, sample, target="h200")
         plan = rekindle.plan(trace, minimize="memory", cost="unit", solver="chen-sqrt")
@@ -138,7 +138,7 @@ def test_lstm_flops_are_those_of_its_products():
 
 def test_lstm_has_three_ops_a_step():
     def ops(length):
-        model, sample = zoo.load("lstm_deep", batch=2, length=length, features=3, hidden=4, fake=True)
+        model, sample = more_models.load("lstm_deep", batch=2, length=length, features=3, hidden=4, fake=True)
         return len(rekindle.trace(model, sample).graph.ops)
 
     assert ops(20) - ops(12) == 3 * 8
@@ -183,7 +183,7 @@ def test_a_full_expert_passes_over_what_comes_later():
 
 
 def test_dit_puts_its_patches_back():
-    model, sample = zoo.load("dit", **small("dit"))
+    model, sample = more_models.load("dit", **small("dit"))
     with torch.no_grad():
         model.head.bias.copy_(torch.arange(16.0))  # patch of 2x2 pixels, 4 channels each
         model.head.weight.zero_()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import hypothesis.strategies as st
+import more_models
 import pytest
 import torch
 from hypothesis import given
@@ -75,7 +76,7 @@ def test_writing_over_an_input_changes_no_bit(op: Any, dtype: torch.dtype) -> No
 
 def test_what_a_view_shows_whole_is_written_over() -> None:
     """The gradient of a linear layer's output arrives as a view of what a matrix product made."""
-    model, x = rekindle.zoo.load("gpt_blocks", batch=2, n_layer=1, d=32, length=16)
+    model, x = more_models.load("gpt_blocks", batch=2, n_layer=1, d=32, length=16)
     ops = rekindle.trace(model, x).graph.ops
     for name in ("gelu_backward", "_softmax_backward_data", "aten.div"):
         assert any(op.inplace for op in ops if name in op.name), name

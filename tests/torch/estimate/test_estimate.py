@@ -376,7 +376,7 @@ def test_other_batches_repeat_the_examples() -> None:
 
 
 def test_the_command(capfd: pytest.CaptureFixture[str], tmp_path: Any) -> None:
-    ran = Ran(capfd, "estimate", "zoo:lstm", "--batch", 2, "--target", "h200", "--json")
+    ran = Ran(capfd, "estimate", "zoo:gpt", "--batch", 2, "--target", "h200", "--json")
     assert ran.code == 0
     assert ran.document["format"] == "rekindle.estimate/1"
     assert (ran.document["device"], ran.document["optimizer"]) == ("h200", "adamw")

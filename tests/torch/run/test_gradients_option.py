@@ -246,4 +246,4 @@ def test_unknown_ways_are_refused() -> None:
     for ask in asks:
         with pytest.raises(UsageError, match="gradients"):
             ask()
-    assert main(["plan", "zoo:gpt_blocks", "--budget", "0.5", "--gradients", "some"]) == 2
+    assert main(["plan", "zoo:gpt", "--budget", "0.5", "--gradients", "some"]) == 2

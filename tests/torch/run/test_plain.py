@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import more_models
 import pytest
 
 import rekindle
@@ -16,7 +17,7 @@ from rekindle.torch.tensors.loss import default_loss
 )
 def test_the_plain_peak_is_that_of_eager(name: str, options: dict[str, int]) -> None:
     """gpt_blocks has dropout of probability 0, which eager leaves out."""
-    model, sample = rekindle.zoo.load(name, batch=4, **options)
+    model, sample = more_models.load(name, batch=4, **options)
 
     def step() -> None:
         default_loss(model(sample)).backward()

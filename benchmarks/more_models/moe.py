@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .gpt import Attention
-from .sized import Sized
+from rekindle.zoo.gpt import Attention
+
+from .building import Sized
 
 BALANCE = 0.01  # weight of the balancing loss beside the loss of the tokens
 
@@ -92,7 +93,7 @@ class Block(nn.Module):
     def __init__(self, size: MoESize):
         super().__init__()
         self.attention_norm, self.experts_norm = nn.LayerNorm(size.d), nn.LayerNorm(size.d)
-        self.attention = Attention(size.d, size.heads, size.length, size.dropout, eager=False)
+        self.attention = Attention(size.d, size.heads, size.dropout)
         self.experts = Experts(size.d, size.mlp, size.experts, size.capacity)
         self.dropout = nn.Dropout(size.dropout)
 

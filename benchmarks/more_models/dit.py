@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import UsageError
-from .sized import Sized
+from rekindle.errors import UsageError
+
+from .building import Sized
 
 TIME_WAVES = 256  # sines and cosines of the time
 MOST_TIME = 1000  # steps of the diffusion

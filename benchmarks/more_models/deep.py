@@ -9,8 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..errors import UsageError
-from .libraries import build, import_library
+from rekindle.errors import UsageError
+from rekindle.zoo.vision import import_library
+
+from .building import build
 
 STAGES = 4
 

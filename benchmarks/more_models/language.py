@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .libraries import build, import_library
-from .sized import Sized
+from rekindle.zoo.vision import import_library
+
+from .building import Sized, build
 
 Made = tuple[nn.Module, dict[str, Tensor]]
 

@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import UsageError
-from .sized import Sized
+from rekindle.errors import UsageError
+
+from .building import Sized
 
 REACH = 4  # tokens that the short convolution reads
 

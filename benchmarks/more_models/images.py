@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .libraries import build, import_library
-from .sized import Sized
-from .vision import image_sample
+from rekindle.zoo.vision import image_sample, import_library
+
+from .building import Sized, build
 
 Made = tuple[nn.Module, Tensor]
 
