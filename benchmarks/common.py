@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rekindle.bench.provenance import provenance as measured_with
+from rekindle.bench.row import provenance as measured_with
 
 RESULTS = Path(__file__).parent / "results"
 

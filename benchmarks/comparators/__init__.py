@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 
 from rekindle.bench.cases import Case
-from rekindle.bench.comparators import REGISTERED, Comparator
+from rekindle.bench.methods import REGISTERED, Comparator
 from rekindle.model.plan import Plan
 from rekindle.torch.trace import Trace
 

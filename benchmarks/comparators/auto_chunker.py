@@ -20,7 +20,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from rekindle.bench.comparators import NotApplicable
+from rekindle.bench.methods import NotApplicable
 from rekindle.torch.private import fake_mode_of, inductor_config
 
 from .private import auto_chunker, inductor_decompositions

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from rekindle import api
 from rekindle.bench.cases import Case, difference
-from rekindle.bench.comparators import REGISTERED, Within
+from rekindle.bench.methods import REGISTERED, Within
 from rekindle.model.plan import Plan
 from rekindle.torch.trace import Trace, TraceOptions, call_arguments, trace_call
 

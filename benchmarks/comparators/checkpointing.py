@@ -21,7 +21,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from rekindle.bench.comparators import NotApplicable
+from rekindle.bench.methods import NotApplicable
 from rekindle.torch.compiled.blocks import chain_of_leaves, find_blocks
 from rekindle.torch.private import tree_map
 

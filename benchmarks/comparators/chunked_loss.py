@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from rekindle import zoo
-from rekindle.bench.comparators import NotApplicable
+from rekindle.bench.methods import NotApplicable
 from rekindle.torch.private import TorchDispatchMode, modes_are_on
 
 from .checkpointing import replaced

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.bench.files import checked
-from rekindle.bench.provenance import provenance
-from rekindle.bench.row import MB, key
+from rekindle.bench.row import MB, key, provenance
 
 Row = dict[str, Any]
 MEASURED = ("steps", "largest")  # parts of a run whose measurements are rows of `rekindle bench`

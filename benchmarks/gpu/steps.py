@@ -20,7 +20,7 @@ from gpu.cases import Case, held_bytes, with_gradients
 from gpu.devices import Device, get
 from gpu.turns import GPU, KERNELS, passed, turn
 from rekindle import Plan
-from rekindle.bench.comparators import NotApplicable
+from rekindle.bench.methods import NotApplicable
 from rekindle.torch.compiled.blocks import find_blocks
 from rekindle.torch.costs.devices import closest
 

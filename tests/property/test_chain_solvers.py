@@ -26,9 +26,8 @@ from rekindle.solvers.feng_linear import linear_dag
 from rekindle.solvers.hong import followed
 from rekindle.solvers.hong_cubic import static_optimum, static_sizes
 from rekindle.solvers.hong_exact import Plans, hong_exact, least
-from rekindle.structure.chain import Chain, chain_of
-from rekindle.structure.operations import segmented
-from rekindle.structure.runs import prune
+from rekindle.structure.archive import prune
+from rekindle.structure.chain import Chain, chain_of, segmented
 from strategies import Builder, chains, graphs, run_sequences
 
 SINGLE_LEVEL = ["chen-greedy", "feng-linear", "hong", "hong-cubic", "hong-exact"]

@@ -13,7 +13,7 @@ from rekindle import Graph, InfeasibleBudget, Link, Op, Plan, Value, bounds, sim
 from rekindle.ask import Budget, LeastMemory, MaxOverhead, PlanOptions
 from rekindle.kernels.arrays import OFFLOAD
 from rekindle.model.schedule import Schedule
-from rekindle.planning import certificates
+from rekindle.planning import certify
 from rekindle.planning.planner import plan_graph
 from strategies import chains, copied_schedules, dags, examples, graphs, joint_graphs, linked, seconds
 
@@ -149,4 +149,4 @@ def assert_certified(plan: Plan) -> None:
     assert plan.bound_bytes <= plan.peak_bytes
     assert least_seconds(plan.graph, plan.bound_bytes - 1, plan.seconds, host) == inf
     assert plan.verified
-    assert certificates.holds(plan)
+    assert certify.holds(plan)

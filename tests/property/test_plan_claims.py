@@ -24,7 +24,7 @@ from rekindle.model.graph import BOUNDARY, Graph, Op, Value
 from rekindle.model.plan import Plan
 from rekindle.model.schedule import Run, Schedule
 from rekindle.parts.files import load
-from rekindle.planning import certificates
+from rekindle.planning import certify
 from rekindle.planning.planner import plan_graph
 from rekindle.problem import Problem
 from rekindle.show import text
@@ -137,13 +137,13 @@ def lie_about(length: int, path: Path) -> Plan:
     """A plan of a chain, loaded from a file that says that it is optimal, which no short search proves."""
     plan = plan_graph(chain(length), PlanOptions(MaxOverhead(0.4), solver="chen-sqrt"))
     formats.write_json(path, claimed(plan, plan.peak_bytes, "optimal"))
-    with mock.patch.object(certificates, "holds", return_value=True):
+    with mock.patch.object(certify, "holds", return_value=True):
         return load(path)
 
 
 def test_no_longer_search_for_a_proof_begins_when_the_short_one_took_long(tmp_path: Path) -> None:
     lied, asked = lie_about(100, tmp_path / "plan.json"), []
-    clock = (certificates.SETTINGS.begin_before_s * 1.01 * i for i in itertools.count())
+    clock = (certify.SETTINGS.begin_before_s * 1.01 * i for i in itertools.count())
 
     def best(*args: Any) -> bounds.Bound:
         asked.append(args[3])
@@ -151,15 +151,15 @@ def test_no_longer_search_for_a_proof_begins_when_the_short_one_took_long(tmp_pa
 
     with (
         mock.patch.object(bounds, "best", best),
-        mock.patch.object(certificates.time, "thread_time", side_effect=clock),
+        mock.patch.object(certify.time, "thread_time", side_effect=clock),
     ):
-        assert not certificates.holds(lied)
-    assert asked == [certificates.SETTINGS.looks_s[0]]
+        assert not certify.holds(lied)
+    assert asked == [certify.SETTINGS.looks_s[0]]
 
 
 def test_proving_again_calls_a_number_of_functions_that_grows_as_the_graph_does(tmp_path: Path) -> None:
     short, long = (lie_about(n, tmp_path / "plan.json") for n in (750, 1500))
-    first, twice = (calls_of(lambda p=p: certificates.holds(p)) for p in (short, long))
+    first, twice = (calls_of(lambda p=p: certify.holds(p)) for p in (short, long))
     assert twice < 2.3 * first
     assert twice < 600 * len(long.graph.ops)  # measured: 225 for each op, 0.2 ms
 

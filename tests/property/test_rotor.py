@@ -21,8 +21,7 @@ from rekindle.model.schedule import Schedule
 from rekindle.problem import Problem
 from rekindle.solvers.revolve import operations
 from rekindle.solvers.rotor import Curve, rotor
-from rekindle.structure.chain import chain_of
-from rekindle.structure.operations import BACKWARD, KEEP_ALL
+from rekindle.structure.chain import BACKWARD, KEEP_ALL, chain_of
 from strategies import chains, examples, graphs
 
 

@@ -21,8 +21,7 @@ from libraries import needs_torchvision
 from marks import few, sweep
 from rekindle import bench
 from rekindle.bench.cases import Case
-from rekindle.bench.comparators import REGISTERED
-from rekindle.bench.methods import COMPARATORS, DEFAULTS, TOKEN_COMPARATORS, Asked, choose, parse
+from rekindle.bench.methods import COMPARATORS, DEFAULTS, REGISTERED, TOKEN_COMPARATORS, Asked, choose, parse
 from rekindle.bench.pool import run_in_processes
 from rekindle.bench.row import key
 from rekindle.bench.suites import OF_CHECKOUT, Model

@@ -20,7 +20,7 @@ from zoo_suites import fused_dropout
 
 from marks import every, sweep
 from rekindle import api
-from rekindle.bench.comparators import NotApplicable
+from rekindle.bench.methods import NotApplicable
 from rekindle.bench.suites import SUITES
 from rekindle.torch.compiled.blocks import find_blocks
 from rekindle.torch.costs.flops import FlopCount

@@ -23,7 +23,7 @@ from marks import few, sweep
 from rekindle import api, bench
 from rekindle.bench import row
 from rekindle.bench.cases import Case, difference
-from rekindle.bench.comparators import REGISTERED, NotApplicable
+from rekindle.bench.methods import REGISTERED, NotApplicable
 from rekindle.bench.suites import Model, real_case
 from rekindle.model.rewriting import Plain, Rewrite, Rewriting
 from rekindle.torch.costs.flops import FlopCount

@@ -10,7 +10,7 @@ from torch import fx, nn
 
 from marks import few
 from rekindle import Schedule, api, trace
-from rekindle.bench.nodes import node_runs
+from rekindle.bench.cases import node_runs
 
 
 class Transposed(nn.Module):

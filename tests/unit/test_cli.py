@@ -21,7 +21,7 @@ from rekindle.model import formats
 from rekindle.model.graph import BOUNDARY
 from rekindle.model.judge import simulate
 from rekindle.model.schedule import Schedule
-from rekindle.planning import certificates
+from rekindle.planning import certify
 from rekindle.problem import Problem
 
 
@@ -97,7 +97,7 @@ def test_compare_proves_what_it_can(
     """Reading a file may leave its certificate unproven where that takes long; `compare` takes the longer time."""
     plan = tmp_path / "plan.json"
     rekindle.plan(step(), budget=140, cache=False).save(plan)
-    monkeypatch.setattr(certificates, "holds", lambda plan, limits=None: limits is certificates.PATIENT)
+    monkeypatch.setattr(certify, "holds", lambda plan, limits=None: limits is certify.PATIENT)
     ran = Ran(capfd, "compare", plan, plan)
     assert "not verified" not in ran.out
     assert [line.split() for line in ran.out.splitlines() if line.startswith("verified")] == [

@@ -16,7 +16,7 @@ from command_line import screen, step
 from extra_solver import extra_solver
 from rekindle.model.schedule import Schedule
 from rekindle.problem import Problem
-from rekindle.saying import live_line, notices, progress
+from rekindle.saying import notices, progress
 from rekindle.saying.progress import ProgressSettings, announce, telling
 
 AT_ONCE = ProgressSettings(quiet_s=0.0, live_s=0.001, line_s=0.001)
@@ -54,7 +54,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def as_stderr(monkeypatch: pytest.MonkeyPatch, stream: Any) -> None:
     """Let Rekindle's messages go to `stream`. (pytest itself puts another `sys.stderr` in place after fixtures have run.)"""
-    for module in (progress, live_line, notices):
+    for module in (progress, notices):
         monkeypatch.setattr(module, "sys", SimpleNamespace(stderr=stream, modules={}))
 
 
@@ -115,7 +115,7 @@ def test_the_live_line_is_erased(terminal: Stream) -> None:
     with telling(None):
         announce(None, "searching " + "far " * 100)
         terminal.wait_for(" s, searching far")
-        assert max(len(line) for line in terminal.screen) <= live_line.USUAL_COLUMNS
+        assert max(len(line) for line in terminal.screen) <= notices.USUAL_COLUMNS
         announce(None, "short")
         terminal.wait_for(" s, short")
         assert len(terminal.screen) == 1
@@ -268,7 +268,7 @@ def test_the_live_line_fits_the_terminal(
 ) -> None:
     monkeypatch.setattr(terminal, "fileno", lambda: 2)
     monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((columns, 24)))
-    live_line.show("x" * 100)
+    notices.show_line("x" * 100)
     assert len(terminal.screen[0]) == letters
-    live_line.erase()
+    notices.erase_line()
     assert terminal.screen == [""]

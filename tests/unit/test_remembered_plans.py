@@ -19,7 +19,7 @@ import rekindle
 from command_line import Ran, step
 from extra_solver import extra_solver
 from rekindle import InfeasibleBudget
-from rekindle.ask import Budget, Fraction, Goal, LeastMemory, MaxOverhead, PlanOptions
+from rekindle.ask import Aim, Budget, Fraction, Goal, LeastMemory, MaxOverhead, PlanOptions
 from rekindle.model.graph import Graph, Link
 from rekindle.model.judge import simulate
 from rekindle.model.schedule import Schedule
@@ -405,7 +405,7 @@ def test_several_write_at_once(folder: Path, pool: Callable[[int], Executor]) ->
 
 def test_ctrl_c_while_numba_loads_a_loop_ends_the_search_alone() -> None:
     """numba makes a SystemError of it, which the user saw."""
-    problem = make_problem(step(), LEAST, None)
+    problem = make_problem(step(), LEAST, Aim())
     with problem.interruptible():
         try:
             raise KeyboardInterrupt

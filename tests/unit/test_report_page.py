@@ -25,11 +25,10 @@ from rekindle.model.judge import simulate
 from rekindle.model.plan import Plan
 from rekindle.model.schedule import RUN, Schedule
 from rekindle.parts.plan import CompiledPart, Offloaded, Part, PartsPlan
-from rekindle.planning import certificates
+from rekindle.planning import certify
 from rekindle.show.report.curve import points_of_file
-from rekindle.show.report.held import PART_OF, PARTS, RECOMPUTED, SAVED, MemoryByPart
+from rekindle.show.report.held import PART_OF, PARTS, RECOMPUTED, SAVED, MemoryByPart, recomputed
 from rekindle.show.report.make import report
-from rekindle.show.report.recomputed import recomputed
 from strategies import graphs, run_sequences, schedules
 from traced_steps import PAGE, blocks
 
@@ -266,9 +265,7 @@ def test_the_command_writes_the_page_and_proves_its_certificate(
     assert ran.code == 0
     assert ran.document == {"html": str(page), "bytes": page.stat().st_size, "verdict": plan.sentence}
     assert data_of(page.read_text())["parts"][0]["curve"] == []
-    monkeypatch.setattr(
-        certificates, "SETTINGS", certificates.CertificateSettings(looks_s=())
-    )  # reading proves nothing
+    monkeypatch.setattr(certify, "LOADED", certify.CertificateSettings(looks_s=()))  # reading proves nothing
     assert not rekindle.load(file).verified
     assert "not verified" not in Ran(capfd, "report", file, "--frontier", "none", "--json").document["verdict"]
     ran = Ran(capfd, "report", file, "--frontier", "none")

@@ -20,7 +20,6 @@ from rekindle.explain.comparison import compare
 from rekindle.model import formats
 from rekindle.model.plan import Plan
 from rekindle.model.rewriting import CONVOLUTIONS, PICKED, SAVES, SLICES, Plain, Rewrite, Rewriting
-from rekindle.model.rewriting_words import clause, line, rows, short, sums
 from rekindle.model.verdict import AT_BEST, AT_BEST_EXTRA
 from rekindle.planning.own_terms import beside_captured, plain_figures
 from rekindle.planning.planner import plan_graph
@@ -56,7 +55,7 @@ def table_of(plan: Plan) -> str:
 
 def test_each_rewrite_has_a_row() -> None:
     made = Rewriting("", Plain(1, 1.0, 1.0, 1.0), STEPS, MANY)
-    assert rows(made) == [
+    assert made.rows() == [
         ("convolutions", "backward of 1 in two calls: features.2"),
         ("picked first", "log-probabilities of 1 loss"),
         ("smaller saves", f"for 3 ops: {SIGNS}"),
@@ -64,29 +63,32 @@ def test_each_rewrite_has_a_row() -> None:
         ("up to rounding",
          "gradients of layers.0.weight, layers.1.weight, layers.2.weight and 2 more; not measured"),
     ]  # fmt: skip
-    assert clause(made) == "3 smaller saves and 2 ops in 8 slices, 5 gradients up to rounding"
-    assert line(made).endswith("not measured)")
-    assert short(made) == "2 ops in slices"
+    assert made.clause() == "3 smaller saves and 2 ops in 8 slices, 5 gradients up to rounding"
+    assert made.line().endswith("not measured)")
+    assert made.short() == "2 ops in slices"
 
 
 def test_gradients_that_are_added_up_are_named_with_their_difference() -> None:
     made = Rewriting("", Plain(1, 1.0, 1.0, 1.0), STEPS, ("head.weight",))
-    assert sums(made) == "gradients of head.weight; not measured"
-    assert sums(replace(made, sums_error=3.84e-7)) == "gradients of head.weight; largest relative difference 3.8e-07"
-    assert "1 gradient up to rounding" in clause(made)
-    assert "\x1b" not in sums(replace(made, sums=("\x1b[2J",)))
+    assert made.sums_words() == "gradients of head.weight; not measured"
+    assert (
+        replace(made, sums_error=3.84e-7).sums_words()
+        == "gradients of head.weight; largest relative difference 3.8e-07"
+    )
+    assert "1 gradient up to rounding" in made.clause()
+    assert "\x1b" not in replace(made, sums=("\x1b[2J",)).sums_words()
 
 
 def test_other_mixtures_of_rewrites() -> None:
     plain = Plain(1, 1.0, 1.0, 1.0)
     one, many = Rewrite(SLICES, (1,), 2, (((0,), (0,)),)), Rewrite(SLICES, (2, 3), 8, (((0,), (0,)),) * 2)
-    assert clause(Rewriting("", plain, (one,))) == "1 op in 2 slices"
-    assert clause(Rewriting("", plain, (one, many))) == "3 ops in slices"
-    assert rows(Rewriting("", plain, (one,))) == [("in slices", "1 op in 2 slices")]
+    assert Rewriting("", plain, (one,)).clause() == "1 op in 2 slices"
+    assert Rewriting("", plain, (one, many)).clause() == "3 ops in slices"
+    assert Rewriting("", plain, (one,)).rows() == [("in slices", "1 op in 2 slices")]
     saves = Rewriting("", plain, (Rewrite(SAVES, (1,)),))
-    assert (clause(saves), short(saves)) == ("1 smaller save", "smaller saves")
+    assert (saves.clause(), saves.short()) == ("1 smaller save", "smaller saves")
     other = Rewriting("", plain, (Rewrite(CONVOLUTIONS, (1, 2)),))
-    assert (clause(other), short(other)) == ("2 ops rewritten", "yes")
+    assert (other.clause(), other.short()) == ("2 ops rewritten", "yes")
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def test_a_plan_says_for_which_step_its_claims_hold(goal: Goal, solver: str) -> 
     assert all(HOLDS in x for x in claims), plan.sentence
     assert re.search(r", with 3 smaller saves and 2 ops in 8 slices(, | \(proven)", plan.sentence)
     for shown in (str(plan), table_of(plan)):
-        assert all(re.search(f"^{label} +{re.escape(words)} *$", shown, re.M) for label, words in rows(plan.rewriting))  # type: ignore[arg-type]
+        assert all(re.search(f"^{label} +{re.escape(words)} *$", shown, re.M) for label, words in plan.rewriting.rows())  # type: ignore[union-attr]
         for label in (AT_BEST, "to go lower, split", AT_BEST_EXTRA):
             said = re.findall(f"^{label} .*$", shown, re.M)
             assert said or label != AT_BEST
@@ -134,7 +136,7 @@ def test_the_figures_and_the_file_say_what_was_rewritten(tmp_path: Path) -> None
     plan.save(tmp_path / "plan.json")
     again = rekindle.load(tmp_path / "plan.json")
     assert again.rewriting == plan.rewriting
-    assert rows(again.rewriting) == rows(plan.rewriting)  # type: ignore[arg-type]
+    assert again.rewriting.rows() == plan.rewriting.rows()  # type: ignore[union-attr]
     assert str(again) == str(plan)
 
 
@@ -179,7 +181,7 @@ def test_plans_of_the_captured_and_of_the_rewritten_step_are_compared() -> None:
     c = compare(plan, captured, ("a.json", "b.json"))
     assert c.figures["rewritten"] == ("2 ops in slices", None)
     assert c.graphs[:2] == (
-        f"a.json is of a rewritten step: {line(plan.rewriting)}.",
+        f"a.json is of a rewritten step: {plan.rewriting.line()}.",
         "b.json is of the captured step.",
     )  # type: ignore[arg-type]
     lines = compared_view(c)
@@ -192,7 +194,7 @@ def test_plans_of_the_captured_and_of_the_rewritten_step_are_compared() -> None:
 def test_the_report_shows_what_was_rewritten() -> None:
     plan = rewritten()
     (part,) = document.of_plan(plan, [[]])["parts"]
-    assert part["rewriting"] == [list(row) for row in rows(plan.rewriting)]  # type: ignore[arg-type]
+    assert part["rewriting"] == [list(row) for row in plan.rewriting.rows()]  # type: ignore[union-attr]
     assert part["plainPeak"] == plan.baseline_peak_bytes
     assert all(HOLDS in words for label, words in part["claims"] if label in ("smallest peak", AT_BEST))
     assert document.of_plan(replace(plan, rewriting=None), [[]])["parts"][0]["rewriting"] == []

@@ -2,7 +2,7 @@
 
 Read `run` first (a suite as tasks, tasks as rows), then `model_rows` (the rows of one model). `suites` says which models there
 are and `methods` what a method's name means; `cases` measures a step; `row` and `files` define rows and keep them on
-disk. `comparators` is a table of other ways to run a step; `benchmarks/comparators/` of a checkout fills it.
+disk. `benchmarks/comparators/` of a checkout adds other ways to run a step.
 """
 
 from .row import Task

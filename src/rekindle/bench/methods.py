@@ -1,4 +1,4 @@
-"""The names of methods, their meaning, and the default methods of each suite.
+"""The names of methods, their meaning, the default methods of each suite, and the table of comparators.
 
 plain                    the eager step
 checkpoint-blocks, …     a comparator; `benchmarks/comparators/` in the repository says what each one is, and runs it
@@ -16,12 +16,18 @@ matched                  short for auto within the memory of each comparator
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..planning import registry
-from .comparators import REGISTERED
+
+if TYPE_CHECKING:
+    from ..model.plan import Plan
+    from ..torch.trace import Trace
+    from .cases import Case
 
 TOKEN_COMPARATORS = ("linear-cross-entropy", "auto-chunker")  # of models with a head and a loss of tokens
 COMPARATORS_OF_ALL = (
@@ -109,3 +115,29 @@ def choose(suite: str, asked: Sequence[str] | None) -> list[str]:
                 "auto@8%~close"
             )
     return list(dict.fromkeys(names))
+
+
+Within = Callable[[], AbstractContextManager[object]]
+
+
+@dataclass(frozen=True)
+class Comparator:
+    """A way to run a case's step.
+
+    within : the context inside which the case's model runs its step that way. It yields a key, equal for equal steps, or None
+        where no key is known. It takes the case, its captured step and a plan that runs each op once; the last two may be None
+        unless the comparator needs a trace.
+    needs_trace : whether it starts from the captured step.
+    note : makes the note of its row, from its name, the case and the context; None: the row has no note.
+    """
+
+    within: Callable[[Case, Trace | None, Plan | None], AbstractContextManager[bytes | None]]
+    needs_trace: bool = False
+    note: Callable[[str, Case, Within], str] | None = None
+
+
+class NotApplicable(Exception):
+    """The comparator cannot be set up for this model; the message says why."""
+
+
+REGISTERED: dict[str, Comparator] = {}

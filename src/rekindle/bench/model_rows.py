@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InfeasibleBudget, RekindleError
 from .cases import wall_ratio
-from .comparators import REGISTERED, NotApplicable
-from .methods import COMPARATORS, Asked, parse
+from .methods import COMPARATORS, REGISTERED, Asked, NotApplicable, parse
 from .row import MB, ModelFacts, Outcome, Row, Task, make_row, rewriting, sums
 from .suites import SUITES
 
@@ -100,7 +99,7 @@ def _traced(case: Case, facts: ModelFacts) -> _Traced | Exception:
     """Capture the step. Seconds and workspaces are measured on real tensors, and modelled for the target on fake ones."""
     from ..model.schedule import Schedule
     from ..torch.trace import trace
-    from .nodes import node_runs
+    from .cases import node_runs
 
     start = time.perf_counter()
     try:
@@ -142,8 +141,7 @@ def _planned(case: Case, facts: ModelFacts, method: str, asked: Asked, traced: _
     """The row of a solver's plan, which really runs."""
     from .. import api
     from ..planning import registry
-    from .cases import difference
-    from .nodes import node_runs
+    from .cases import difference, node_runs
 
     if isinstance(traced, Exception):
         return make_row(facts, method, _failed(traced))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from .comparators import REGISTERED, Comparator
+from .methods import REGISTERED, Comparator
 from .row import ModelFacts, Outcome, Row, Task, make_row
 from .suites import SUITES, Suite
 

@@ -1,12 +1,22 @@
-"""One row: the result of one method on one model. docs/formats.md defines each field. MB is 2^20 bytes."""
+"""One row: the result of one method on one model, with where it was measured and with which versions.
+
+docs/formats.md defines each field. MB is 2^20 bytes.
+"""
 
 from __future__ import annotations
 
+import datetime
+import os
+import platform
+import subprocess
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..version import __version__
 from .methods import COMPARATORS, parse
-from .provenance import provenance
 from .suites import PUBLISHED
 
 if TYPE_CHECKING:
@@ -70,7 +80,7 @@ class Outcome:
     bound_bytes : if no plan fits, the certified bound on activations.
     least_overhead : certified least extra cost of any plan within the same budget.
     wall_ratio : seconds of a step divided by the plain step's.
-    node_runs : graph nodes that the plan runs; see `nodes`.
+    node_runs : graph nodes that the plan runs; see `cases.node_runs`.
     """
 
     measured: Measured | None = None
@@ -151,3 +161,51 @@ def _ratio(measured: Measured | None, plain: Measured | None, field: str) -> flo
 def _bound(plan: Plan, extra_bytes: int) -> int:
     """The certified bound, in the quantity that the instrument measures."""
     return max(0, plan.graph.beside_resident(plan.bound_bytes)) + extra_bytes
+
+
+def provenance() -> dict[str, Any]:
+    """versions, commit, hardware, date."""
+    return {
+        "versions": _versions(), "commit": _commit(), "hardware": _hardware(),
+        "date": datetime.date.today().isoformat(),
+    }  # fmt: skip
+
+
+@cache
+def _versions() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    import torch
+
+    found = {"rekindle": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    for library in ("torchvision", "timm", "transformers"):
+        with suppress(PackageNotFoundError):
+            found[library] = version(library)
+    return found
+
+
+@cache
+def _commit() -> str | None:
+    """The commit of the checkout that this runs from, with a + if its source or comparators were changed since; None outside a
+    checkout."""
+    source = str(Path(__file__).parent.parent)
+    git, watched = (
+        ["git", "-C", source],
+        [source, ":/benchmarks/comparators", ":/benchmarks/zoo_suites.py", ":/benchmarks/more_models"],
+    )
+    try:
+        found = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *watched], capture_output=True).returncode
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return f"{found.stdout.strip()}{'+' if changed else ''}"
+
+
+@cache
+def _hardware() -> str:
+    import torch
+
+    from ..torch.costs.cache import cpu_model
+
+    gpu = f"{torch.cuda.get_device_name()}, " if torch.cuda.is_available() else ""
+    return f"{gpu}{cpu_model()}, {os.cpu_count()} cores"

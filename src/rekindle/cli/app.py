@@ -7,19 +7,80 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
+from ..planning import registry
+from ..torch.costs import devices
 from ..version import __version__
-from . import bench, ctrl_c, demo, estimate, helping, lists, planning, reading, trace, warm
-from .answer import Answer, Whole, out_console
+from . import bench, ctrl_c, estimate, planning, reading, without_model
+from .answer import Answer, Whole, drop_the_rest, flush, nothing_on_stdout, open_standard_files, out_console
 from .failures import DEBUG, FAILED, OK, failed, say, say_error
-from .streams import drop_the_rest, flush, nothing_on_stdout, open_standard_files
 
 SIGNALLED = 128  # greater exit codes name the signal that ended a program
+EPILOG = "With --debug, an error shows its traceback."
+
+
+def solver_names() -> list[str]:
+    """The names that --solver takes. The files of all solvers are imported: a tenth of a second, and scipy."""
+    return [s.name for s in registry.all_solvers()]
+
+
+# Texts in a help, and what stands in their place. Solvers are imported when a help is shown, not before.
+CHOICES: dict[str, Callable[[], list[str]]] = {"{solvers}": solver_names, "{devices}": devices.names}
+
+
+class Unprinted(Exception):
+    """The help or the version could not be written to standard output; the cause says why."""
+
+
+@contextmanager
+def printing() -> Iterator[None]:
+    """Raise Unprinted for an OSError of the body, which prints: it is no failure of a command."""
+    try:
+        yield
+    except OSError as e:
+        raise Unprinted from e
+
+
+class Command(TyperCommand):
+    """A command whose help fits 80 columns: its flags show no type, and its choices are listed."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return plain_flags(super().get_params(ctx))
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        for p in self.params:
+            text: str = getattr(p, "help", None) or ""
+            for place, names in CHOICES.items():
+                if place in text:
+                    text = text.replace(place, ", ".join(names()))
+            if text:
+                p.help = text  # type: ignore[attr-defined]
+        self.help = "\n\n".join(" ".join(p.split()) for p in (self.help or "").split("\n\n"))  # wrapped anew
+        with printing():
+            super().format_help(ctx, formatter)
+
+
+def plain_flags(params: Any) -> Any:
+    """The parameters of a command, with an empty word in place of the type of flags and arguments, which their names tell."""
+    for p in params:
+        if getattr(p, "is_flag", False) and p.metavar is None:
+            p.metavar = ""
+        elif p.param_type_name == "argument":
+            p.display_type_rich = _nothing  # of one object: typer has no option for it
+    return params
+
+
+def _nothing(ctx: Any) -> str:
+    return ""
 
 
 class _Raised(Exception):
@@ -35,10 +96,10 @@ class _Group(TyperGroup):
     running = False
 
     def get_params(self, ctx: Any) -> Any:
-        return helping.plain_flags(super().get_params(ctx))
+        return plain_flags(super().get_params(ctx))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        with helping.printing():
+        with printing():
             super().format_help(ctx, formatter)
 
     def invoke(self, ctx: Any) -> Any:
@@ -51,7 +112,7 @@ class _Group(TyperGroup):
 
 def _version(wanted: bool) -> None:
     if wanted:
-        with helping.printing():
+        with printing():
             print(f"rekindle {__version__}")
         raise typer.Exit
 
@@ -76,10 +137,10 @@ def _common(
 
 
 for function in (
-    demo.demo, estimate.estimate, planning.plan, planning.frontier, planning.solve, reading.explain, reading.compare,
-    trace.trace, lists.zoo, reading.report, lists.solvers, bench.bench, warm.warm,
+    without_model.demo, estimate.estimate, planning.plan, planning.frontier, planning.solve, reading.explain, reading.compare,
+    planning.trace, without_model.zoo, reading.report, without_model.solvers, bench.bench, without_model.warm,
 ):  # fmt: skip
-    app.command(cls=helping.Command, epilog=helping.EPILOG)(function)
+    app.command(cls=Command, epilog=EPILOG)(function)
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -183,7 +244,7 @@ def _run(args: list[str], debug: bool) -> tuple[int, Answer | None]:
             raise error from None  # a signal told the program to end
         if isinstance(error.__context__, BrokenPipeError) and isinstance(error, SystemExit):
             return FAILED, None  # rich raises it when the pipe is closed while typer prints the help
-        if isinstance(error, helping.Unprinted):
+        if isinstance(error, Unprinted):
             drop_the_rest()
             if not isinstance(error.__cause__, BrokenPipeError):
                 say_error(_unwritten(error.__cause__ or error))

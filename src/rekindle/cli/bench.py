@@ -12,11 +12,12 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..errors import UsageError
+from ..model.graph import COSTS
 from ..saying.shares import percent
 from ..show import text
-from . import completing
+from ..torch.costs import devices
 from .answer import Answer, err_console
-from .options import Json, check_writable, target_name
+from .options import Json, among, check_writable, target_name
 
 if TYPE_CHECKING:
     from ..bench.row import Row
@@ -40,7 +41,7 @@ Jobs = Annotated[
 Target = Annotated[
     str,
     typer.Option(
-        metavar="DEVICE", callback=target_name, autocompletion=completing.targets,
+        metavar="DEVICE", callback=target_name, autocompletion=among(devices.names),
         help="Take modelled seconds from the roofline of this device: {devices}.",
     ),
 ]  # fmt: skip
@@ -50,7 +51,7 @@ CostOf = Annotated[
         "--cost",
         metavar="UNIT",
         help="seconds, flops or unit. Default: the suite's own.",
-        autocompletion=completing.costs,
+        autocompletion=among(COSTS),
     ),
 ]
 

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from .. import interrupt
-from ..saying import live_line
-from .streams import document_fd
+from ..saying import notices
+from .answer import document_fd
 
 GRACE_S = 5.0  # that compiled code has to return before the process is ended; a guess
 _pressed: list[float] = []  # `time.monotonic()` of each Ctrl-C that Python has seen since the command began
@@ -66,7 +66,7 @@ def watch(document: bool) -> None:
             time.sleep(GRACE_S)
             if not _pressed or _pressed[-1] < at - GRACE_S:
                 with contextlib.suppress(OSError, ValueError):
-                    live_line.erase()
+                    notices.erase_line()
                 interrupt.end_now(document_fd() if document else None)
 
     threading.Thread(target=wait, name="rekindle-ctrl-c", daemon=True).start()

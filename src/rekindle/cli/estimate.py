@@ -15,14 +15,13 @@ from ..errors import UsageError
 from ..estimates.batches import BatchRow
 from ..kernels import companion
 from ..printed import value
-from ..saying import live_line
+from ..saying import notices
 from ..saying.progress import announce, telling
-from ..show.estimate_text import batches_table, estimate_table, modules_table
+from ..show.text import batches_table, estimate_table, modules_table
 from ..torch.costs import devices
-from . import completing
 from .answer import Answer, Whole, out_console
 from .models import load_model, usual_batch
-from .options import Batch, HostBudget, Json, Model, Offload, OptimizerName, Target
+from .options import OFFLOADS, Batch, HostBudget, Json, Model, Offload, OptimizerName, Target, among
 
 Device = Annotated[
     str | None,
@@ -49,7 +48,7 @@ def estimate(
         str | None,
         typer.Option(
             metavar="WAY",
-            autocompletion=completing.gradients,
+            autocompletion=among(GRADIENTS),
             help="How the loop treats gradients: kept, fresh or consumed (as in `plan`). Default: fresh, but kept for plans.",
         ),
     ] = None,
@@ -80,7 +79,7 @@ def estimate(
         _show(console, estimate_table(found), "", modules_table(found), "", found.sentence)
         largest = None
         if budget is not None:
-            options = search_options(budget, effort, completing.OFFLOADS[offload], host_budget)
+            options = search_options(budget, effort, OFFLOADS[offload], host_budget)
             rows = _Rows(console, budget)
             most_s = MOST_S if effort == "quick" else float("inf")
             search = BatchSearch(request, other, options, gradients or "kept", rows.add, most_s)
@@ -99,7 +98,7 @@ def _show(console: Console | None, *parts: Any) -> None:
     """Print parts of the answer that are known before the others, unless one document is asked for."""
     if console is not None:
         with contextlib.suppress(OSError, ValueError):
-            live_line.erase()
+            notices.erase_line()
         for part in parts:
             console.print(part, soft_wrap=isinstance(part, Whole))
 

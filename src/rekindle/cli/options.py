@@ -3,21 +3,42 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..ask import Goal
+from .. import zoo
+from ..ask import EFFORTS, GRADIENTS, PARITIES, Goal
 from ..errors import UsageError
 from ..model import files
-from ..planning import accept
+from ..model.graph import COSTS
+from ..planning import accept, registry
 from ..printed import name, value
 from ..torch.costs import devices
-from . import completing
 
 BATCH_MOST = 2**31
+OFFLOADS: dict[str, bool | str] = {"no": False, "yes": True, "auto": "auto"}  # --offload -> `offload` of Python
+
+
+def among(words: Callable[[], Iterable[str]] | Iterable[str]) -> Callable[[str], list[str]]:
+    """The words that the shell offers when a user presses the tab key: those of `words` that begin with what is typed."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [w for w in (words() if callable(words) else words) if w.startswith(incomplete)]
+
+    return complete
+
+
+def models() -> list[str]:
+    """Models of the zoo, as commands take them."""
+    return [f"zoo:{name}" for name in zoo.names()]
+
+
+def solvers(incomplete: str) -> list[tuple[str, str]]:
+    """Solvers that the shell offers, each with what it is."""
+    return [(s.name, s.doc.partition("\n")[0]) for s in registry.all_solvers() if s.name.startswith(incomplete)]
 
 
 def _batch(given: int | None) -> int | None:
@@ -41,8 +62,8 @@ def _time_limit(given: float | None) -> float | None:
 
 
 def _offload(given: str) -> str:
-    if given not in completing.OFFLOADS:
-        raise UsageError(f"--offload {value(given)} is unknown; choose one of {', '.join(completing.OFFLOADS)}")
+    if given not in OFFLOADS:
+        raise UsageError(f"--offload {value(given)} is unknown; choose one of {', '.join(OFFLOADS)}")
     return given
 
 
@@ -63,7 +84,7 @@ Model = Annotated[
     typer.Argument(
         metavar="MODEL",
         help="zoo:NAME, or path/to/file.py:function, where function() returns (model, sample).",
-        autocompletion=completing.models,
+        autocompletion=among(models),
     ),
 ]
 Batch = Annotated[int | None, typer.Option(metavar="N", callback=_batch, help="Batch size. Default: the model's own.")]
@@ -80,12 +101,12 @@ MaxOverhead = Annotated[
 ]
 Minimize = Annotated[
     str | None,
-    typer.Option(metavar="memory", help="Least memory at any cost.", autocompletion=completing.minimized),
+    typer.Option(metavar="memory", help="Least memory at any cost.", autocompletion=among(("memory",))),
 ]
 SolverName = Annotated[
     str,
     typer.Option(
-        "--solver", metavar="NAME", autocompletion=completing.solvers,
+        "--solver", metavar="NAME", autocompletion=solvers,
         help="One of {solvers}. `rekindle solvers` says what each one does.",
     ),
 ]  # fmt: skip
@@ -94,20 +115,20 @@ Cost = Annotated[
     typer.Option(
         metavar="UNIT",
         help="The cost to keep low: seconds, flops or unit (runs of ops).",
-        autocompletion=completing.costs,
+        autocompletion=among(COSTS),
     ),
 ]
 Target = Annotated[
     str | None,
     typer.Option(
-        metavar="DEVICE", autocompletion=completing.targets, callback=target_name,
+        metavar="DEVICE", autocompletion=among(devices.names), callback=target_name,
         help="Take seconds from the roofline of this device instead of measuring them: {devices}.",
     ),
 ]  # fmt: skip
 Effort = Annotated[
     str,
     typer.Option(
-        metavar="EFFORT", autocompletion=completing.efforts,
+        metavar="EFFORT", autocompletion=among(EFFORTS),
         help="How long `auto` searches: quick, normal, or thorough (the best plan it can find).",
     ),
 ]  # fmt: skip
@@ -115,7 +136,7 @@ Cache = Annotated[bool, typer.Option("--cache/--no-cache", help="Remember plans 
 Parity = Annotated[
     str,
     typer.Option(
-        metavar="PARITY", autocompletion=completing.parities,
+        metavar="PARITY", autocompletion=among(PARITIES),
         help="bitwise: gradients are eager's, bit for bit. close: plans that add up a parameter's gradient in another order "
              "are admitted too.",
     ),
@@ -123,7 +144,7 @@ Parity = Annotated[
 Offload = Annotated[
     str,
     typer.Option(
-        metavar="WAY", autocompletion=completing.offloads, callback=_offload,
+        metavar="WAY", autocompletion=among(OFFLOADS), callback=_offload,
         help="Whether a plan may copy values to the host's memory and back: no, yes, or auto (yes where there is a link).",
     ),
 ]  # fmt: skip
@@ -147,7 +168,7 @@ Unused = Annotated[
 Gradients = Annotated[
     str,
     typer.Option(
-        metavar="WAY", autocompletion=completing.gradients,
+        metavar="WAY", autocompletion=among(GRADIENTS),
         help="How the training loop treats gradients. kept: any way, all of them count during the whole step. fresh: they are "
              "None when a step begins. consumed: an optimizer inside backward uses each one up.",
     ),

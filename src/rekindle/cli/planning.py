@@ -1,4 +1,4 @@
-"""The commands `plan`, `frontier` and `solve`. `solve` takes a graph file and imports no torch."""
+"""The commands `plan`, `frontier`, `solve` and `trace`. `solve` takes a graph file and imports no torch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from ..arguments import choice
 from ..ask import EFFORTS, GRADIENTS, PARITIES, Goal, PlanOptions, TraceOptions
 from ..errors import UsageError
 from ..model.files import write_text
-from ..model.formats import write_json
-from ..model.graph import COSTS
+from ..model.formats import graph_to_json, write_json
+from ..model.graph import COSTS, Graph
+from ..model.judge import simulate
 from ..model.plan import Plan, schedule_document
+from ..model.schedule import Schedule
 from ..parts.plan import PartsPlan
 from ..planning import registry
 from ..printed import name
@@ -23,10 +25,10 @@ from ..saying.sizes import format_bytes
 from ..show import text
 from ..show.frontier_svg import frontier_svg
 from ..show.timeline import memory_timeline
-from . import completing
 from .answer import Answer, Whole
 from .models import file_of, is_graph_file, load_graph, load_model, trace_model
 from .options import (
+    OFFLOADS,
     Batch,
     Budget,
     Cache,
@@ -51,7 +53,9 @@ from .options import (
     Target,
     TimeLimit,
     Unused,
+    among,
     check_writable,
+    models,
     read_goal,
 )
 
@@ -61,7 +65,7 @@ AnyModel = Annotated[
     typer.Argument(
         metavar="MODEL",
         help="zoo:NAME, path/to/file.py:function, a graph file or a plan file.",
-        autocompletion=completing.models,
+        autocompletion=among(models),
     ),
 ]
 
@@ -105,7 +109,7 @@ def plan(
     asked: dict[str, Any] = {
         "max_overhead": max_overhead, "minimize": minimize, "solver": solver, "cost": cost, "effort": effort,
         "time_limit": time_limit, "seed": seed, "cache": cache, "parity": parity, "or_least": or_least,
-        "offload": completing.OFFLOADS[offload], "host_budget": host_budget, "gradients": gradients, "unused": unused or (),
+        "offload": OFFLOADS[offload], "host_budget": host_budget, "gradients": gradients, "unused": unused or (),
     }  # fmt: skip
     with telling(None):
         made: Plan | PartsPlan
@@ -197,7 +201,7 @@ def solve(
         made = api.plan(
             read, budget, max_overhead=max_overhead, minimize=minimize, solver=solver, cost=cost,
             effort=effort, time_limit=time_limit, seed=seed, cache=cache, or_least=or_least,
-            offload=completing.OFFLOADS[offload], host_budget=host_budget,
+            offload=OFFLOADS[offload], host_budget=host_budget,
         )  # fmt: skip
     if out is not None:
         write_json(out, schedule_document(made))
@@ -241,3 +245,39 @@ def _write_timeline(made: Plan, goal: Goal, svg: Path | None) -> Path | None:
 
 def _wrote(*paths: Path | None) -> list[str]:
     return [Whole(f"wrote {name(str(p))}") for p in paths if p is not None]
+
+
+Optimizer = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Count the state of this optimizer too: adamw, adam, sgd, …")
+]
+
+
+def trace(
+    model: Model,
+    batch: Batch = None,
+    target: Target = None,
+    optimizer: Optimizer = None,
+    unused: Unused = None,
+    gradients: Gradients = "kept",
+    out: Out = None,
+    json: Json = False,
+) -> Answer:
+    """Capture a model's training step. --out writes the graph, which `solve` and `frontier` read without PyTorch."""
+    check_writable(out, reads=[file_of(model)])
+    with telling(None):
+        graph = trace_model(model, batch, target, optimizer, unused or (), gradients).graph
+    if out is not None:
+        write_json(out, graph_to_json(graph))
+    wrote = [] if out is None else [Whole(f"wrote {name(str(out))}")]
+    figures = graph_figures(graph)
+    return Answer(figures, lambda: [text.graph_table(figures), "", *wrote])
+
+
+def graph_figures(graph: Graph) -> dict[str, Any]:
+    """The figures of a step that recomputes nothing, by name."""
+    plain = simulate(graph, Schedule.baseline(graph))
+    return {
+        "name": graph.name, "graph_hash": graph.hash, "ops": len(graph.ops), "values": len(graph.values),
+        "resident_bytes": graph.resident_bytes, "baseline_peak_bytes": plain.peak_bytes,
+        "baseline_activation_bytes": graph.beside_resident(plain.peak_bytes), "seconds": plain.seconds, "flops": plain.flops,
+    }  # fmt: skip

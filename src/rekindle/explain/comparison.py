@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..model.graph import Graph, Op
 from ..model.op_names import op_words
-from ..model.rewriting_words import line, short
 from ..model.schedule import Schedule
 from ..printed import name
 from .holding import WORKSPACE, is_gradient, peak
@@ -22,12 +21,12 @@ if TYPE_CHECKING:
     from ..parts.plan import PartsPlan
 
 FORMAT = "rekindle.comparison/1"
-FIGURES = (
+FIGURES: tuple[str, ...] = (
     "peak_bytes", "activation_peak_bytes", "baseline_peak_bytes", "resident_bytes", "seconds", "overhead", "flops_overhead",
     "op_runs", "moved_bytes", "host_bytes",
     "rewritten", "bound_bytes", "gap", "least_overhead", "cost", "solver", "status", "verified", "goal",
 )  # fmt: skip
-FIGURES_OF_PARTS = (  # where at least one plan is of parts
+FIGURES_OF_PARTS: tuple[str, ...] = (  # where at least one plan is of parts
     "peak_bytes", "activation_peak_bytes", "baseline_peak_bytes", "measured_bytes", "resident_bytes", "seconds", "overhead",
     "least_overhead", "cost", "verified", "goal", "covered",
 )  # fmt: skip
@@ -93,21 +92,17 @@ def compare(a: Plan | PartsPlan, b: Plan | PartsPlan, names: tuple[str, str] = (
 
     names : how the two are called, in the answer.
     """
-    if a.kind == "step" and b.kind == "step":
-        sizes = [module_sizes(p.graph, p.schedule) for p in (a, b)]
-        graphs = (*_rewritings(a, b, names), *graph_differences(a.graph, b.graph, names))
-        return Comparison(*names, _figures(a, b, FIGURES), differences(*sizes), graphs)
-    figures = _figures(a, b, FIGURES_OF_PARTS)
-    if a.kind == "parts" and b.kind == "parts":
-        return Comparison(
-            *names, figures, differences(_part_sizes(a), _part_sizes(b)), _differences_of_parts(a, b, names)
-        )
-    holds = f"{names[0]} holds {KINDS[a.kind]}, {names[1]} holds {KINDS[b.kind]}."
-    return Comparison(*names, figures, (), (holds,))
-
-
-def _figures(a: Plan | PartsPlan, b: Plan | PartsPlan, keys: Iterable[str]) -> dict[str, tuple[Any, Any]]:
-    return {key: (plan_figure(a, key), plan_figure(b, key)) for key in keys}
+    keys, changed, graphs = FIGURES_OF_PARTS, tuple[Difference, ...](), tuple[str, ...]()
+    if a.kind != b.kind:
+        graphs = (f"{names[0]} holds {KINDS[a.kind]}, {names[1]} holds {KINDS[b.kind]}.",)
+    elif a.kind == "parts":
+        two = cast("PartsPlan", b)
+        changed, graphs = differences(_part_sizes(a), _part_sizes(two)), _differences_of_parts(a, two, names)
+    else:
+        other = cast("Plan", b)
+        keys, changed = FIGURES, differences(*(module_sizes(p.graph, p.schedule) for p in (a, other)))
+        graphs = (*_rewritings(a, other, names), *graph_differences(a.graph, other.graph, names))
+    return Comparison(*names, {key: (_figure(a, key), _figure(b, key)) for key in keys}, changed, graphs)
 
 
 def _part_sizes(plan: PartsPlan) -> dict[str, tuple[int, Sizes]]:
@@ -143,21 +138,13 @@ def _rewritings(a: Plan, b: Plan, names: tuple[str, str]) -> list[str]:
         if p.rewriting is None:
             found.append(f"{whose} is of the captured step.")
         else:
-            found.append(f"{whose} is of a rewritten step: {line(p.rewriting)}.")
+            found.append(f"{whose} is of a rewritten step: {p.rewriting.line()}.")
     return found
 
 
-def plan_figure(plan: Plan | PartsPlan, key: str) -> Any:
+def _figure(plan: Plan | PartsPlan, key: str) -> Any:
     """A figure of a plan by its name in a comparison; None: such a plan has no such figure."""
-    if key == "goal":
-        return plan.goal.to_json()
-    if plan.kind == "step" and key == "resident_bytes":
-        return plan.graph.resident_bytes
-    if plan.kind == "step" and key == "op_runs":
-        return len(plan.schedule.runs)
-    if plan.kind == "step" and key == "rewritten":
-        return None if plan.rewriting is None else short(plan.rewriting)
-    return getattr(plan, key, None)
+    return plan.goal.to_json() if key == "goal" else getattr(plan, key, None)
 
 
 def module_sizes(graph: Graph, schedule: Schedule) -> dict[str, tuple[int, Sizes]]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from ..model.floor import working_set
 from ..model.graph import Graph
 from ..model.op_names import op_words, operator_name
-from ..model.rewriting import Rewriting
-from ..model.rewriting_words import STEP, line
+from ..model.rewriting import STEP, Rewriting
 from ..printed import name
 from ..saying.sizes import format_bytes, of_bytes
 from .holding import FETCHED, FORWARD, GRADIENT, RECOMPUTED, RESIDENT, RUNNING, SAVED, WORKSPACE, Held, Holder, Peak
@@ -53,7 +52,7 @@ def remarks(
         found.insert(1, f"The largest holder of activations is {held}.")
     found += _floor(graph, planned, own, step)
     found.append(_copies(graph, planned))
-    found += [] if rewriting is None else [f"{REWRITTEN} {line(rewriting)}."]
+    found += [] if rewriting is None else [f"{REWRITTEN} {rewriting.line()}."]
     found.append(resident_words(graph.resident_bytes, planned.bytes, state_bytes))
     return tuple(sentence for sentence in found if sentence)
 

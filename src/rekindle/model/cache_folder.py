@@ -1,4 +1,4 @@
-"""The folder in which measured costs, answers about bits and plans are kept between runs of a program.
+"""The folder in which measured costs, answers about bits and plans are kept between runs of a program, and files by key in it.
 
 All in it is believed: a false answer about bits makes a plan that is not bitwise. So a folder that another user owns, or may
 write to, is not used. On Windows, where the user's folder is the user's own, nothing is looked at.
@@ -6,14 +6,24 @@ write to, is not used. On Windows, where the user's folder is the user's own, no
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import os
 import stat
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
+from ..errors import RekindleError
 from ..printed import name
 from ..saying import notices
+from .files import OTHERS_WRITE, locked, write_own
+from .formats import as_text
 
-OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+log = logging.getLogger("rekindle")
+T = TypeVar("T")
+
 NOBODY = 65534  # in a container, the owner of what belongs to the administrator outside of it
 _told: set[str] = set()
 
@@ -42,11 +52,6 @@ def make_private(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
-def is_own(there: os.stat_result) -> bool:
-    """Whether this user, or the system's administrator, owns it, and no other user may write to it."""
-    return not hasattr(os, "geteuid") or there.st_uid in (0, os.geteuid()) and not there.st_mode & OTHERS_WRITE
-
-
 def _not_private(folder: Path) -> str:
     """Why others may change what is in the folder; "" if they may not."""
     if not hasattr(os, "geteuid"):
@@ -64,3 +69,49 @@ def _not_private(folder: Path) -> str:
         if there.st_mode & others:
             return f"other users may write to {name(str(at))}"
     return ""
+
+
+class KeyedFile(ABC, Generic[T]):
+    """Entries by key in one JSON file of the cache folder, for one environment; several processes may write it.
+
+    The file is read when the object is made. Reading and writing never raise.
+
+    kind : the file is called "<kind>-<digest of the environment>.json". what : the entries in words, for log lines.
+    environment : versions, devices and settings for which the entries hold. path : None where there is no private cache folder.
+    lock_wait_s : how long to wait for another process that writes; after it, nothing is stored.
+    """
+
+    def __init__(self, kind: str, what: str, environment: str, lock_wait_s: float):
+        self.environment, self._what, self._lock_wait_s = environment, what, lock_wait_s
+        digest, folder = hashlib.sha256(environment.encode()).hexdigest()[:16], cache_folder()
+        self.path = None if folder is None else folder / f"{kind}-{digest}.json"
+        self._known = self._read()
+        self._fresh: dict[str, T] = {}
+
+    def get(self, key: str) -> T | None:
+        return self._known.get(key)
+
+    def put(self, key: str, entry: T) -> None:
+        self._known[key] = self._fresh[key] = entry
+
+    def save(self) -> None:
+        """Write the new entries since the last save. Entries that other processes wrote meanwhile stay, and count here too."""
+        if not self._fresh or self.path is None:
+            return
+        try:
+            make_private(self.path.parent)
+            with locked(self.path.parent, self._lock_wait_s):
+                entries = self._fresh | self._read()
+                write_own(self.path, as_text(self._document(entries)))
+            self._known |= entries
+            self._fresh = {}
+        except (OSError, ValueError, RekindleError) as e:
+            log.debug("%s not kept: %s", self._what, e)
+
+    @abstractmethod
+    def _read(self) -> dict[str, T]:
+        """The valid entries of the file; {} where there is none."""
+
+    @abstractmethod
+    def _document(self, entries: Mapping[str, T]) -> dict[str, Any]:
+        """The JSON object that the file holds with these entries."""

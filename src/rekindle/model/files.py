@@ -17,7 +17,6 @@ from pathlib import Path
 
 from ..errors import FormatError, RekindleError, UsageError
 from ..printed import name, value
-from .cache_folder import is_own
 
 try:
     import fcntl
@@ -31,9 +30,15 @@ KINDS = {
 }  # fmt: skip
 OWN_STREAMS = ("/dev/std", "/dev/fd/", "/proc/")  # these lead to open files of this program
 POLL_S = 0.01
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 STALE_S = 60.0  # a lock file this old was left behind by a process that died
 
 PathLike = str | os.PathLike[str]
+
+
+def is_own(there: os.stat_result) -> bool:
+    """Whether this user, or the system's administrator, owns it, and no other user may write to it."""
+    return not hasattr(os, "geteuid") or there.st_uid in (0, os.geteuid()) and not there.st_mode & OTHERS_WRITE
 
 
 def check_writable(path: PathLike) -> Path:

@@ -14,7 +14,7 @@ from ..printed import name
 from ..saying.shares import COST_WORDS, percent
 from ..saying.sizes import format_bytes
 from ..version import __version__
-from . import formats, options_file, rewriting_words, verdict
+from . import formats, options_file, verdict
 from .any_plan import FACES, AnyPlan
 from .arena import Arena, plan_offsets
 from .floor import single_op
@@ -147,6 +147,21 @@ class Plan(AnyPlan):
         """activation_peak_bytes of the step that recomputes nothing."""
         return self.graph.beside_resident(self.baseline_peak_bytes)
 
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes held during the whole step: parameters, buffers, gradients, inputs."""
+        return self.graph.resident_bytes
+
+    @property
+    def op_runs(self) -> int:
+        """How many times ops run in one step."""
+        return len(self.schedule.runs)
+
+    @property
+    def rewritten(self) -> str | None:
+        """How the step was rewritten, in a cell of a table; None: it is the captured one."""
+        return None if self.rewriting is None else self.rewriting.short()
+
     @cached_property
     def arena(self) -> Arena:
         """The memory plan of the schedule."""
@@ -230,7 +245,7 @@ class Plan(AnyPlan):
             *([(verdict.AT_BEST_EXTRA, least)] if (least := verdict.least_cost_words(self)) else []),
             (verdict.AT_BEST, verdict.bound_words(self)),
             *([("to go lower, split", verdict.splitting_claim(self))] if self.splitting_op else []),
-            *([] if self.rewriting is None else rewriting_words.rows(self.rewriting)),
+            *([] if self.rewriting is None else self.rewriting.rows()),
             *([("copied to the host", f"{format_bytes(self.moved_bytes)} each step, at most {format_bytes(self.host_bytes)} "
                                       "at once")] if self.moved_bytes else []),
             ("ops run again", f"{len(runs) - len(set(runs))} of {len(set(runs))}"),

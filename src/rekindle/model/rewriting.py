@@ -1,4 +1,4 @@
-"""How the graph of a plan was made from the captured step: smaller saves, and ops that run in slices.
+"""How the graph of a plan was made from the captured step, and the words for it: smaller saves, and ops that run in slices.
 
 Torch-free: `torch.rewrite` makes a step from it again. It names ops by their places, so that a plan's file holds no code.
 """
@@ -9,12 +9,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..errors import FormatError
-from ..printed import value
+from ..printed import name, value
 from .formats import Reader
 
 CONVOLUTIONS, SAVES, PICKED, SLICES = "convolutions", "saves", "picked", "slices"
 KINDS = (CONVOLUTIONS, SAVES, PICKED, SLICES)
 WHERE_MOST_LETTERS = 200
+STEP = "this rewritten step"  # for which claims of a plan with rewrites hold
+NAMED_MOST = 3  # parameters that are named
 Dims = tuple[int | str | None, ...]
 
 
@@ -76,7 +78,7 @@ class Rewriting:
         return sum(len(s.ops) for s in self.steps if s.kind == kind)
 
     def figures(self) -> dict[str, Any]:
-        """What was rewritten, without places of ops: for `plan --json`."""
+        """The rewrites without places of ops: for `plan --json`."""
         steps = [{"kind": s.kind, "ops": len(s.ops), "slices": s.slices, "where": s.where} for s in self.steps]
         return {
             "steps": steps,
@@ -92,6 +94,56 @@ class Rewriting:
             for s in self.steps
         ]
         return asdict(self) | {"steps": steps, "sums": [*self.sums]}
+
+    def rows(self) -> list[tuple[str, str]]:
+        """One row for each rewrite, and one for the gradients that it changes:
+        ("in slices", "29 ops in 8 slices: features.0-16, along the batch")."""
+        found = []
+        for s in self.steps:
+            n = len(s.ops)
+            label, words = {
+                SAVES: ("smaller saves", f"for {_ops(n)}"),
+                CONVOLUTIONS: ("convolutions", f"backward of {n:,} in two calls"),
+                PICKED: ("picked first", f"log-probabilities of {n:,} {'loss' if n == 1 else 'losses'}"),
+                SLICES: ("in slices", f"{_ops(n)} in {s.slices:,} slices"),
+            }[s.kind]
+            found.append((label, f"{words}: {name(s.where)}" if s.where else words))
+        return [*found, *([("up to rounding", self.sums_words())] if self.sums else [])]
+
+    def sums_words(self) -> str:
+        """The parameters whose gradients are added up in another order, and how far off that was measured to be."""
+        named = ", ".join(name(x) for x in self.sums[:NAMED_MOST])
+        more = f" and {len(self.sums) - NAMED_MOST:,} more" if len(self.sums) > NAMED_MOST else ""
+        off = "not measured" if self.sums_error is None else f"largest relative difference {self.sums_error:.1e}"
+        return f"gradients of {named}{more}; {off}"
+
+    def clause(self) -> str:
+        """The rewrites in a few words: "18 smaller saves and 29 ops in 8 slices, 2 gradients up to rounding"."""
+        found = []
+        if saves := self.ops_of(SAVES):
+            found.append(f"{saves:,} smaller save{'' if saves == 1 else 's'}")
+        if sliced := self.ops_of(SLICES):
+            counts = {s.slices for s in self.slices}
+            found.append(f"{_ops(sliced)} in {f'{counts.pop():,} ' if len(counts) == 1 else ''}slices")
+        if not found:
+            found.append(f"{_ops(sum(len(s.ops) for s in self.steps))} rewritten")
+        rounded = (
+            f", {len(self.sums):,} gradient{'' if len(self.sums) == 1 else 's'} up to rounding" if self.sums else ""
+        )
+        return " and ".join(found) + rounded
+
+    def line(self) -> str:
+        """The rows in one line: "smaller saves (for 18 ops: …), in slices (29 ops in 8 slices: features.0-16)"."""
+        return ", ".join(f"{label} ({words})" for label, words in self.rows())
+
+    def short(self) -> str:
+        """The rewrites in a cell of a narrow table: "29 ops in slices"."""
+        sliced = self.ops_of(SLICES)
+        return f"{_ops(sliced)} in slices" if sliced else "smaller saves" if self.ops_of(SAVES) else "yes"
+
+
+def _ops(n: int) -> str:
+    return f"{n:,} op{'' if n == 1 else 's'}"
 
 
 def from_json(r: Reader) -> Rewriting:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from ..saying.shares import COST_WORDS, percent, percent_down
 from ..saying.sizes import format_bytes, of_bytes
-from . import rewriting_words
 from .op_names import op_words_of
+from .rewriting import STEP
 
 if TYPE_CHECKING:
     from ..ask import Goal
@@ -132,8 +132,8 @@ def least_cost_words(plan: Plan) -> str:
 
 def _of(plan: Plan, mark: str = "") -> str:
     """For which step a claim holds, where that is not the captured one. mark : what stands before it."""
-    return "" if plan.rewriting is None else f"{mark} for {rewriting_words.STEP}"
+    return "" if plan.rewriting is None else f"{mark} for {STEP}"
 
 
 def _rewritten(plan: Plan) -> list[str]:
-    return [] if plan.rewriting is None else [f"with {rewriting_words.clause(plan.rewriting)}"]
+    return [] if plan.rewriting is None else [f"with {plan.rewriting.clause()}"]

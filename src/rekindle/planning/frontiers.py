@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from .. import bounds
-from ..ask import Budget, LeastMemory, PlanOptions
+from ..ask import Aim, Budget, LeastMemory, PlanOptions
 from ..model.graph import Graph
 from ..model.plan import Plan
 from ..model.schedule import Schedule
@@ -67,7 +67,7 @@ def _found(
     top = graph.beside_resident(baseline.judged.peak_bytes)
     bottom = max(0, graph.beside_resident(bounds.single_op(graph).bytes))
     coarse = len(graph.ops) > CLOSER_MOST_OPS
-    asked.append(replace(make_problem(graph, options, None), whole=True, coarse=coarse))
+    asked.append(replace(make_problem(graph, options, Aim()), whole=True, coarse=coarse))
     with asked[-1].interruptible():
         announce(options.progress, f"searching for the curve of {len(graph.ops):,} ops")
     found = scorer.all(solver.solve(asked[-1]))
@@ -77,7 +77,7 @@ def _found(
     seen: set[tuple[int, ...]] = set()
     for f in () if solver.curve else fractions:
         limit = graph.with_resident(int(bottom + f * (top - bottom))) if f > 0 else None
-        asked.append(make_problem(graph, shared, limit))
+        asked.append(make_problem(graph, shared, Aim(limit)))
         schedules = list(solver.solve(asked[-1]))
         key = tuple(hash(s) for s in schedules)
         if key in seen:  # a solver without a knob gives the same answer to every question

@@ -16,7 +16,7 @@ from ..model.rewriting import from_json as rewriting_from_json
 from ..model.schedule import Schedule
 from ..printed import value
 from ..saying.shares import EPS
-from . import certificates
+from . import certify
 from .own_terms import in_own_terms
 
 FILE_EPS = 2 * EPS  # the planner has allowed one of it
@@ -85,7 +85,7 @@ def plan_from_json(doc: Any, where: str, graph: Graph) -> Plan:
     wrong = _wrong_in_itself(own) or _not_as_judged(own)
     if wrong:
         raise FormatError(f"{where} is inconsistent: {wrong}; make the plan again")
-    return replace(plan, verified=certificates.holds(plan))
+    return replace(plan, verified=certify.holds(plan))
 
 
 def is_solver_name(text: str) -> bool:
@@ -103,7 +103,7 @@ def runs_too_much(graph: Graph, schedule: Schedule) -> bool:
 
 def _wrong_in_itself(plan: Plan) -> str:
     """The first contradiction among the figures of a plan, whatever its schedule; "" where there is none."""
-    peak, bound, goal = plan.peak_bytes, plan.bound_bytes, plan.goal
+    peak, bound, (limit, most) = plan.peak_bytes, plan.bound_bytes, plan.aim
     if plan.cost not in COSTS:
         return f"its cost {value(plan.cost)} is none of {', '.join(COSTS)}"
     if plan.status not in ("optimal", "feasible"):
@@ -120,13 +120,12 @@ def _wrong_in_itself(plan: Plan) -> str:
         return f"its least overhead {plan.least_overhead:g} does not lie between 0 and its overhead {plan.overhead:g}"
     if plan.bound_op and all(o.name != plan.bound_op for o in plan.graph.ops):
         return f"its bound is set by an op {value(plan.bound_op)} that its graph does not have"
-    if goal.max_overhead is not None and plan.overhead > goal.max_overhead + FILE_EPS:
-        return f"its overhead {plan.overhead:g} is above its goal {goal.max_overhead:g}"
+    if most is not None and plan.overhead > most + FILE_EPS:
+        return f"its overhead {plan.overhead:g} is above its goal {most:g}"
     if (plan.options.offload or plan.schedule.moves) and plan.cost != "seconds":
         return f"it weighs copies to the host in seconds, and its cost is {plan.cost}"
     if plan.host_bytes > plan.options.host_bytes:
         return f"the host holds {plan.host_bytes} bytes, above its host budget {plan.options.host_bytes}"
-    limit = plan.limit
     if limit is not None and peak > limit:
         return f"its peak {peak} is above its goal {limit}"
     return ""

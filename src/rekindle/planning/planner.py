@@ -78,7 +78,7 @@ def plan_graph(
     if options.offload:
         how: dict[str, Any] = {"finish": finish, "bookkeeping": bookkeeping, "plain_bytes": plain_bytes}
         return _offloaded(options, solver, request, known, partial(plan_graph, graph, **how))
-    problem = _problem_of(scorer, options, aim.limit)
+    problem = _problem_of(scorer, options, aim)
     problem = problem if interrupted is None else replace(problem, interrupted=interrupted)
     with problem.interruptible():
         announce(options.progress, f"searching for a plan of {len(graph.ops):,} ops")
@@ -151,7 +151,7 @@ def _offloaded(
             )
         return replace(without(stays, known=known), asked=options)
     memory = remembered.place("plan", scorer, options, solver) if known is None else None
-    problem = _problem_of(scorer, options, aim.limit)
+    problem = _problem_of(scorer, options, aim)
     found = known or (_recalled(memory.recall(), scorer, aim, problem) if memory is not None else None)
     if found is not None:
         best = _judged(found, scorer, aim)
@@ -216,16 +216,16 @@ def _recalled(recalled: Sequence[Known], scorer: Scorer, aim: Aim, problem: Prob
     return None
 
 
-def _problem_of(scorer: Scorer, options: PlanOptions, limit: int | None) -> Problem:
+def _problem_of(scorer: Scorer, options: PlanOptions, aim: Aim) -> Problem:
     """The problem that the solver is asked. Where results are held, it is a step that keeps them."""
     graph, spare = scorer.graph, scorer.spare
     if spare is not None:
-        graph, limit = keeping_results(graph), None if limit is None else limit - spare
-    return replace(make_problem(graph, options, limit), plain_bytes=scorer.plain_bytes)
+        graph, aim = keeping_results(graph), aim if aim.limit is None else aim._replace(limit=aim.limit - spare)
+    return replace(make_problem(graph, options, aim), plain_bytes=scorer.plain_bytes)
 
 
-def make_problem(graph: Graph, options: PlanOptions, limit: int | None) -> Problem:
-    """The options as a solver takes them; `limit` is a peak in bytes, resident ones included."""
+def make_problem(graph: Graph, options: PlanOptions, aim: Aim) -> Problem:
+    """The options as a solver takes them, with the aim in place of the goal."""
     weights = graph.weights(options.cost)
     if not weights.any():  # a graph without costs in this unit: count op runs, so that fewer is still better
         weights = graph.weights("unit")
@@ -235,7 +235,7 @@ def make_problem(graph: Graph, options: PlanOptions, limit: int | None) -> Probl
     progress = options.report or (lambda _: None)
     limited = time_limit is not None or options.effort == "thorough"
     return Problem(
-        graph, weights, limit, options.goal.max_overhead, options.seed, deadline, progress, options.effort, work,
+        graph, weights, *aim, options.seed, deadline, progress, options.effort, work,
         allowance=None if limited else allowance.of_step(float(graph.weights("seconds")[graph.needed].sum())),
     )  # fmt: skip
 

@@ -14,13 +14,12 @@ from functools import cached_property, partial
 from typing import Protocol, TypeVar
 
 from .. import bounds
-from ..ask import Goal, PlanOptions
+from ..ask import Aim, Goal, PlanOptions
 from ..errors import InfeasibleBudget, PlanMismatch, UsageError
 from ..model.floor import single_op
 from ..model.graph import Graph
 from ..model.plan import Plan
 from ..model.rewriting import Plain, Rewrite, Rewriting
-from ..model.rewriting_words import short
 from ..saying.progress import announce
 from ..saying.sizes import format_bytes
 from .own_terms import beside_captured, once, overhead_beside, own_goal, plain_figures
@@ -121,6 +120,7 @@ class Choice:
         if measured is not None:
             self.plain = replace(self.plain, peak_bytes=self.captured.with_resident(measured))
         self.floor, self.plain_bytes = _floor(self.captured), self.captured.beside_resident(self.plain.peak_bytes)
+        self.aim = options.goal.aim(self.captured, self.plain_bytes)
         self.close = options.parity == CLOSE
         self.refusals: list[InfeasibleBudget] = []
         self._dear: set[Steps] = set()
@@ -135,8 +135,7 @@ class Choice:
         InfeasibleBudget, UsageError : as `Family.plan`; an infeasible budget is refused with the smallest peak of all
             candidates.
         """
-        limit = self.options.goal.limit(self.captured, self.plain_bytes)
-        return self._of_least_memory() if limit is None else self._within(limit)
+        return self._of_least_memory() if self.aim.limit is None else self._within(self.aim.limit)
 
     def _of_least_memory(self) -> Plan:
         first = None
@@ -207,8 +206,8 @@ class Choice:
     @cached_property
     def slices(self) -> Steps:
         """The rewrites with regions in slices; () where none lowers the floor."""
-        goal = self.options.goal
-        return self._slices_of(far=goal.least_memory or (goal.max_overhead or 0.0) >= FAR_OVERHEAD)
+        least_memory = self.aim == Aim()
+        return self._slices_of(far=least_memory or (self.aim.max_overhead or 0.0) >= FAR_OVERHEAD)
 
     @cached_property
     def smaller_saves(self) -> Steps:
@@ -222,7 +221,7 @@ class Choice:
 
     def _floor_binds(self) -> bool:
         """Whether no bound lies far above the floor: then the largest op alone may prevent a smaller plan."""
-        graph, overhead = self.captured, self.options.goal.max_overhead
+        graph, overhead = self.captured, self.aim.max_overhead
         if overhead is None:
             bound = bounds.look_ahead(graph)
         else:
@@ -236,7 +235,7 @@ class Choice:
 
     def _waits(self) -> bool:
         """Whether the tensors waiting beside one op take about as much memory as the largest op: then rewrites gain little."""
-        graph, overhead = self.captured, self.options.goal.max_overhead
+        graph, overhead = self.captured, self.aim.max_overhead
         if overhead is None:
             return False
         return bounds.waits_at_overhead(graph, graph.weights(self.options.cost), overhead) >= WAITING_SHARE * self.floor
@@ -255,12 +254,13 @@ class Choice:
 
     def _beaten(self, plan: Plan | None) -> bool:
         """Whether every schedule of the captured step takes more memory than the plan, within the goal."""
-        return plan is not None and self._bound(self.captured, self.options.goal) > plan.peak_bytes
+        return plan is not None and self._bound(self.captured, self.aim.max_overhead) > plan.peak_bytes
 
-    def _bound(self, graph: Graph, goal: Goal) -> int:
-        """Bytes that every schedule of the step takes, within the goal, as far as quick bounds tell."""
-        overhead = float("inf") if goal.max_overhead is None else goal.max_overhead
-        found = bounds.at_overhead(graph, graph.weights(self.options.cost), overhead)
+    def _bound(self, graph: Graph, overhead: float | None) -> int:
+        """Bytes that every schedule of the step takes within the overhead, as far as quick bounds tell; None: at any."""
+        found = bounds.at_overhead(
+            graph, graph.weights(self.options.cost), float("inf") if overhead is None else overhead
+        )
         return max(single_op(graph).bytes, bounds.look_ahead(graph).bytes, found.bytes)
 
     # -- plans ---------------------------------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ class Choice:
         if made is None or beside is not None and limit is None and single_op(made).bytes >= beside.peak_bytes:
             return None
         rewriting = Rewriting(self.captured.hash, self.plain, steps, self.family.sums(steps))
-        announce(self.options.progress, f"searching for a plan of the step as rewritten: {short(rewriting)}")
+        announce(self.options.progress, f"searching for a plan of the step as rewritten: {rewriting.short()}")
         made = self.family.costed(steps)
         goal = goal_of(made, self.plain, self.options)
         if goal is None:
@@ -318,7 +318,7 @@ class Choice:
     def may_beat(self, graph: Graph, goal: Goal, plan: Plan, limit: int | None) -> bool:
         """Whether a schedule of the rewritten step may be better than the plan, as far as bounds tell."""
         if limit is None:
-            return self._bound(graph, goal) < plan.peak_bytes
+            return self._bound(graph, goal.max_overhead) < plan.peak_bytes
         cost = self.options.cost
         extra = bounds.extras_at(graph, graph.weights(cost), [limit])[0] / (once(graph, cost) or 1.0)
         return overhead_beside(self.plain, graph, extra, cost) < plan.overhead

@@ -36,13 +36,11 @@ from ..model.graph import Graph
 from ..model.schedule import Schedule
 from ..problem import Problem, choose, register
 from ..solvers.rotor import SLOTS, Curve, entries, thin
-from ..structure.archive import Entry, pareto
+from ..structure.archive import Entry, pareto, prune
 from ..structure.blocks import Block
-from ..structure.chain import Chain, chain_at, with_kept
+from ..structure.chain import BACKWARD, Chain, chain_at, with_kept
 from ..structure.cuts import closed, cuts
 from ..structure.forward import Forward, forward_dag
-from ..structure.operations import BACKWARD
-from ..structure.runs import prune
 from .block_options import MOST_OPTIONS, KnownBlocks, options, pad
 
 # How a graph is cut, and how its blocks are joined. All are guesses; none was measured alone.

@@ -1,6 +1,7 @@
-"""Messages to users while they work: a line on stderr, or a warning.
+"""Messages to users while they work: a line on stderr, a warning, or the live line at the bottom of a terminal.
 
-Of a distributed run only the first process prints news; each process gives its own warnings.
+Of a distributed run only the first process prints news; each process gives its own warnings. The live line is written over
+again and again while work goes on: whoever prints to stderr meanwhile calls `erase_line` first.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ import contextlib
 import logging
 import os
 import sys
+import threading
 import warnings
 
 from ..errors import RekindleWarning
-from ..printed import shortened
-from . import live_line
+from ..printed import printable, shortened
 from .frames import depth_of_user
 
 log = logging.getLogger("rekindle")
@@ -37,12 +38,77 @@ def say(line: str, aloud: bool = True) -> None:
     line = shortened(line)
     log.info(line)
     if aloud and is_first_process() and sys.stderr is not None:
-        live_line.erase()
+        erase_line()
         print(f"rekindle: {line}", file=sys.stderr, flush=True)
 
 
 def warn(line: str) -> None:
     """Warn, at the user's line, that Rekindle does not do what the user asked."""
     with contextlib.suppress(OSError, ValueError):
-        live_line.erase()
+        erase_line()
     warnings.warn(shortened(line), RekindleWarning, stacklevel=depth_of_user())
+
+
+FEWEST_COLUMNS, USUAL_COLUMNS = 20, 80  # a terminal that says it has fewer is taken for a usual one
+_lock = threading.RLock()
+_shown = 0  # letters of the line that stands on the terminal now
+
+
+def live_line_possible() -> bool:
+    """Whether stderr is a terminal that can write over a line."""
+    try:
+        return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    except (OSError, ValueError):  # closed
+        return False
+
+
+def show_line(text: str) -> None:
+    """Write `text` over the line, cut to the width of the terminal. The cursor goes back to the line's beginning, so that
+    others write over it.
+
+    Raises
+    ------
+    OSError, ValueError : stderr cannot be written to.
+    """
+    global _shown
+    line = printable(text)
+    with _lock:
+        most = _columns() - 1
+        if len(line) > most:
+            line = line[: most - 1] + "…"
+        _write("\r" + line + " " * (_shown - len(line)) + "\r")
+        _shown = len(line)
+
+
+def erase_line() -> None:
+    """Leave the terminal as it was before the line; does nothing where no line stands there.
+
+    Raises
+    ------
+    OSError, ValueError : stderr cannot be written to.
+    """
+    global _shown
+    with _lock:
+        if _shown:
+            width, _shown = _shown, 0
+            _write("\r" + " " * width + "\r")
+
+
+def forget_line() -> None:
+    """In a forked process: no line stands on the terminal, and nobody holds the lock."""
+    global _lock, _shown
+    _lock, _shown = threading.RLock(), 0
+
+
+def _write(text: str) -> None:
+    if sys.stderr is not None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def _columns() -> int:
+    try:
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError, AttributeError):
+        columns = 0
+    return columns if columns >= FEWEST_COLUMNS else USUAL_COLUMNS

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ..printed import printable
-from . import live_line, notices
+from . import notices
 
 log = logging.getLogger("rekindle")
 Tell = Callable[[str], None]
@@ -57,7 +57,7 @@ class _Reporter:
         self._began, self._quiet_s = time.monotonic(), quiet_s
         self._latest, self._printed = "working", ""
         self._kinds: dict[str, float] = {}  # line without its numbers -> seconds after which it was printed last
-        self._live = live_line.possible()
+        self._live = notices.live_line_possible()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rekindle-progress", daemon=True)
         self._thread.start()
@@ -77,7 +77,7 @@ class _Reporter:
         """Stop printing and erase the line."""
         self._closed.set()
         self._thread.join(END_MOST_S)
-        _harmless(live_line.erase)
+        _harmless(notices.erase_line)
 
     def _run(self) -> None:
         pause = SETTINGS.quiet_s if self._live else max(self._quiet_s, SETTINGS.quiet_s)
@@ -89,7 +89,7 @@ class _Reporter:
         line, seconds = self._latest, time.monotonic() - self._began
         kind, taken = _NUMBERS.sub("", line), f"{seconds:.0f} s"
         if self._live:
-            live_line.show(f"rekindle: {taken}, {line}")
+            notices.show_line(f"rekindle: {taken}, {line}")
         elif sys.stderr is not None and seconds >= SETTINGS.again * self._kinds.get(kind, 0.0):
             still = "still: " if line == self._printed else ""
             self._printed, self._kinds[kind] = line, seconds
@@ -157,7 +157,7 @@ def _forget() -> None:
     """In a forked process, whose copy of the reporter has no thread."""
     global _lock, _reporter, _sharing
     _lock, _reporter, _sharing = threading.Lock(), None, 0
-    live_line.forget()
+    notices.forget_line()
 
 
 if hasattr(os, "register_at_fork"):

@@ -19,7 +19,7 @@ from ..model.judge import simulate
 from ..model.op_names import op_words
 from ..model.plan import Plan
 from ..model.schedule import RUN
-from .time_axis import TimeAxis
+from .svg import TimeAxis
 
 BASE = 0x7F0000000000  # the address at which the step's memory begins, as on a GPU
 PROTOCOL = 4  # what PyTorch's page can read

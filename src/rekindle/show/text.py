@@ -11,7 +11,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from ..model import rewriting_words
+from ..estimates.batches import BatchRow
+from ..estimates.estimate import PARTS, PATH_MOST, Estimate, format_seconds, rate, short
 from ..model.op_names import op_words_of
 from ..model.plan import Plan
 from ..model.verdict import AT_BEST, AT_BEST_EXTRA, LEAST_SAID, bound_words, least_cost_words, splitting_claim
@@ -62,14 +63,14 @@ def plan_table(plan: Plan | PartsPlan) -> Table:
         table.add_row("  set by", "", op_words_of(plan.graph, plan.bound_op))
     if plan.splitting_op:
         table.add_row("to go lower, split", "", splitting_claim(plan))
-    for label, words in () if plan.rewriting is None else rewriting_words.rows(plan.rewriting):
+    for label, words in () if plan.rewriting is None else plan.rewriting.rows():
         table.add_row(label, "", words)
     table.add_row("solver", "", f"{name(plan.solver)}, {plan.status}{plan.doubt}")
     return table
 
 
 def graph_table(figures: Mapping[str, Any]) -> Table:
-    """The figures of a captured step, as `cli.trace.graph_figures` gives them."""
+    """The figures of a captured step, as `cli.planning.graph_figures` gives them."""
     table = table_of(f"{name(figures['name'])}: one training step", "", "")
     table.show_header = False
     table.add_row("ops", f"{figures['ops']:,}")
@@ -248,3 +249,42 @@ def yes_no(x: bool | None) -> Text:
     if x is None:
         return Text("not compared", "yellow")
     return Text("yes", "green") if x else Text("NO", "bold red")
+
+
+def estimate_table(e: Estimate) -> Table:
+    """The memory at the peak, by what takes it, and the peak of each phase."""
+    table = table_of(f"{name(e.model)}: memory of a plain step", "", "bytes", "")
+    for words, field in PARTS:
+        if size := getattr(e, field):
+            table.add_row(words, format_bytes(size), f"{100 * size / e.peak_bytes:.0f} %")
+    table.add_section()
+    table.add_row("peak", format_bytes(e.peak_bytes), "100 %")
+    for phase, size in e.phases:
+        table.add_row(f"  in the {phase}", format_bytes(size), f"{100 * size / e.peak_bytes:.0f} %")
+    return table
+
+
+def modules_table(e: Estimate) -> Table:
+    """The heaviest modules by bytes that they save for backward."""
+    table = table_of("heaviest modules", "module", "saved for backward", "recompute", "bytes per second")
+    table.columns[0].max_width = PATH_MOST
+    for m in e.modules:
+        table.add_row(short(m.path), format_bytes(m.saved_bytes), format_seconds(m.recompute_seconds), rate(m))
+    return table
+
+
+def batches_table(budget: int, row: BatchRow | None = None) -> Table:
+    """The table of batches with one row, or none: the plain step, the planned one, its extra time, and which of them fits.
+
+    Its columns are as wide for every row, so that rows can be printed one after another.
+    """
+    table = table_of(
+        f"by batch, within {format_bytes(budget)}", "batch", "plain", "planned within", "extra time", "fits"
+    )
+    for column, width in zip(table.columns, (9, 10, 14, 10, 11), strict=True):
+        column.width = width
+    if row is not None:
+        planned = "-" if row.planned_bytes is None else format_bytes(row.planned_bytes)
+        extra = "-" if row.overhead is None else percent(row.overhead)
+        table.add_row(f"{row.batch:,}", format_bytes(row.plain_bytes), planned, extra, row.fits)
+    return table

@@ -11,8 +11,7 @@ from ..model.graph import Graph
 from ..model.schedule import Schedule
 from ..saying.shares import percent
 from ..saying.sizes import format_bytes
-from .svg import Canvas, byte_unit, n, number, ticks
-from .time_axis import TimeAxis
+from .svg import Canvas, TimeAxis, byte_unit, n, number, ticks
 from .tracks import Track
 
 

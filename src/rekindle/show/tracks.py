@@ -11,7 +11,7 @@ from ..model.graph import BOUNDARY, Graph, Op
 from ..model.judge import Simulation
 from ..model.op_names import WORDS, does
 from ..model.schedule import Schedule
-from .time_axis import run_ends
+from .svg import run_ends
 
 LONGEST_NAME = 48  # characters of an op's name beside its dot
 

@@ -23,8 +23,7 @@ import numpy as np
 
 from ..model.schedule import Schedule
 from ..problem import Problem, register
-from ..structure.chain import Chain, chain_of
-from ..structure.operations import segmented
+from ..structure.chain import Chain, chain_of, segmented
 
 BUDGETS = 9  # tried on the grid around the square root; the paper gives no number
 

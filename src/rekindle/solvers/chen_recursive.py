@@ -21,8 +21,7 @@ from collections.abc import Iterator
 
 from ..model.schedule import Schedule
 from ..problem import Problem, register
-from ..structure.chain import chain_of
-from ..structure.operations import BACKWARD, FORGET, KEEP_ALL, KEEP_INPUT, Operation
+from ..structure.chain import BACKWARD, FORGET, KEEP_ALL, KEEP_INPUT, Operation, chain_of
 
 
 @register(

@@ -20,8 +20,7 @@ from collections.abc import Iterator
 
 from ..model.schedule import Schedule
 from ..problem import Problem, register
-from ..structure.chain import chain_of
-from ..structure.operations import segmented
+from ..structure.chain import chain_of, segmented
 
 
 @register(

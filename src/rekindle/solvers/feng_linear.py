@@ -23,9 +23,8 @@ import numpy as np
 
 from ..model.schedule import Schedule
 from ..problem import Problem, register
-from ..structure.chain import Chain, chain_of
+from ..structure.chain import Chain, chain_of, segmented
 from ..structure.forward import Dag
-from ..structure.operations import segmented
 from .feng import cheapest
 
 

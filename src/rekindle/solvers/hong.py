@@ -28,8 +28,7 @@ import numpy as np
 from ..kernels import hong as kernel
 from ..model.schedule import Schedule
 from ..problem import Problem, register
-from ..structure.chain import chain_of
-from ..structure.operations import segmented
+from ..structure.chain import chain_of, segmented
 
 
 @register(

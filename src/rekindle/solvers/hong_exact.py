@@ -29,8 +29,7 @@ import numpy as np
 from ..kernels import hong as kernel
 from ..model.schedule import Schedule
 from ..problem import Problem, register
-from ..structure.chain import Chain, chain_of
-from ..structure.operations import segmented
+from ..structure.chain import Chain, chain_of, segmented
 from .hong import followed
 
 # How large the dynamic programme with time may grow; measured to take seconds.

@@ -35,9 +35,8 @@ from ..model.judge import simulate
 from ..model.schedule import Schedule
 from ..problem import Problem, register
 from ..saying.shares import EPS
-from ..structure.chain import Chain, chain_of
+from ..structure.chain import BACKWARD, FORGET, KEEP_ALL, KEEP_INPUT, Chain, Operation, chain_of
 from ..structure.copying import Copying
-from ..structure.operations import BACKWARD, FORGET, KEEP_ALL, KEEP_INPUT, Operation
 from .rotor import Curve, rotor, unit_of
 
 # Guesses: the table takes about a second.

@@ -26,8 +26,7 @@ import numpy as np
 from ..kernels import revolve as kernel
 from ..model.schedule import Schedule
 from ..problem import Problem, register
-from ..structure.chain import chain_of
-from ..structure.operations import BACKWARD, FORGET, KEEP_ALL, KEEP_INPUT, Operation
+from ..structure.chain import BACKWARD, FORGET, KEEP_ALL, KEEP_INPUT, Operation, chain_of
 from .chen_recursive import recursive
 
 # How many plans are proposed; guesses.

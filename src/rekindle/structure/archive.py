@@ -1,13 +1,14 @@
-"""The best sequences of runs found so far, one per range of peaks."""
+"""Sequences of runs: without useless runs, and the best found so far, one per range of peaks."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from ..kernels import liveness
 from ..kernels.arrays import Arrays
 from ..kernels.modes import peak
 from ..kernels.moves import SequenceBins
@@ -112,3 +113,22 @@ def pareto(entries: list[Entry]) -> list[Entry]:
         if not kept or e.extra < kept[-1].extra - 1e-12 * abs(kept[-1].extra):
             kept.append(e)
     return kept[::-1]
+
+
+def prune(graph: Graph, runs: Iterable[int]) -> list[int]:
+    """`runs` (op ids) without the useless ones: a run none of whose outputs is read before it is produced again, nor
+    kept at the end; and a repeat of an op that must not run twice, whose first run stays.
+
+    Where every run finds its inputs made before it, it still does in the result. O(runs + edges).
+    """
+    return liveness.prune(np.fromiter(runs, np.int64), graph.arrays).tolist()
+
+
+def making(graph: Graph, ops: np.ndarray, wanted: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """The part of `ops` (int64, in order) that makes the values `wanted` where the values `kept` are there already; both
+    bool [values]."""
+    a = graph.arrays
+    asked = a._replace(
+        producer=np.where(kept, -1, a.producer), recompute=np.ones(len(a.recompute), np.bool_), keep=wanted & ~kept
+    )
+    return liveness.prune(ops, asked)

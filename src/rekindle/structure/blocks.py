@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..kernels import blocks, local_ids, modes
+from ..kernels import blocks, modes
 from ..kernels.arrays import Arrays, Rows
 from ..kernels.liveness import prune
 from ..model.graph import BOUNDARY, Graph, Op, Value
@@ -23,7 +23,7 @@ class Kinds:
 
     of : int64 [ops]; equal where two ops differ only in the path of their module and in which values they read and make.
     weights : float64 [ops]; cost of a run.
-    place : int64 [values], all -1; scratch of `local_ids.localise`.
+    place : int64 [values], all -1; scratch of `blocks.localise`.
     """
 
     def __init__(self, graph: Graph, weights: np.ndarray):
@@ -58,7 +58,7 @@ class Block:
         self.turn = len(forward)
         self.ops = np.array([*forward, -1, *backward], np.int64)
         ops = np.delete(self.ops, self.turn)
-        self.values, wiring = local_ids.localise(ops, a, kinds.place)
+        self.values, wiring = blocks.localise(ops, a, kinds.place)
         lives = chain.lives
         self.size, self.kept = lives.size[self.values], lives.kept[self.values]
         self.role = lives.roles(self.values, stage)
@@ -104,7 +104,7 @@ class Block:
         ops = np.delete(self.ops, turn)
         token = len(self.size)
         results, arriving = np.flatnonzero(self.role.passed_on), np.append(np.flatnonzero(self.role.later), token)
-        ptr, ids = local_ids.rows(self._wiring, count - 1)
+        ptr, ids = blocks.rows(self._wiring, count - 1)
         inputs, outputs, over = (
             _with_row(ptr[kind], ids[kind], turn, row) for kind, row in enumerate((results, arriving, results[:0]))
         )
@@ -176,7 +176,7 @@ class Block:
         values that must be there before it."""
         a = self._arrays
         needs = _with_last(self.role.left & self.role.own, False)
-        local_ids.missing(program, needs, a)
+        blocks.missing(program, needs, a)
         needs = needs[:-1]
         extra = self.role.unread & needs
         return self.role.own & needs | self.role.saved | extra, extra, needs

@@ -14,23 +14,26 @@ results that the caller keeps, outputs of ops that must not run twice) are `held
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
+from ..kernels.rotor import BACKWARD, FORGET, KEEP_ALL, KEEP_INPUT
 from ..model.graph import Graph
 from ..model.schedule import Schedule
+from .archive import making, prune
 from .cuts import series
 from .forward import Forward, forward_dag
 from .lives import Lives
-from .operations import BACKWARD, Operation
-from .runs import making, prune
 from .stage_sizes import StageSizes
 from .stages import Assignment, Stages
 
+# An operation on a stage, as papers on chains write their schedules: (kind, stage). FORGET, KEEP_INPUT and KEEP_ALL run the
+# stage forward and save nothing, its input, or all that backward reads of it; BACKWARD runs its backward.
+Operation = tuple[int, int]
 REMEMBERED_CHAINS = 2  # one solver after the other asks for the same
 
 
@@ -239,3 +242,22 @@ def _measured(assignment: Assignment) -> Chain:
 
 def _sums(stages: Stages, weights: np.ndarray) -> np.ndarray:
     return np.array([weights[list(ops)].sum() for ops in stages], np.float64)
+
+
+def segmented(turn: int, cuts: Sequence[int], last_again: bool = False) -> Iterator[Operation]:
+    """The operations that save the inputs of the stages `cuts` and run each segment between two of them forward again once.
+
+    turn : the last stage. last_again : run the last segment, with which backward begins, forward again too.
+    """
+    kept = {0, *cuts} - {turn} if last_again else {0, *cuts}
+    begins = sorted(kept)
+    ends = [*begins[1:], turn if last_again else turn + 1]
+    kept_from = turn if last_again else begins[-1]
+    for stage in range(turn + 1):
+        yield (KEEP_ALL if stage >= kept_from else KEEP_INPUT if stage in kept else FORGET), stage
+    if last_again:
+        yield BACKWARD, turn
+    for begin, end in zip(reversed(begins), reversed(ends), strict=True):
+        if begin < kept_from:
+            yield from ((KEEP_ALL, stage) for stage in range(begin, end))
+        yield from ((BACKWARD, stage) for stage in range(end - 1, begin - 1, -1))

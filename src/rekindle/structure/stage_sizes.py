@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..kernels import liveness, local_ids, modes
+from ..kernels import blocks, liveness, modes
 from ..kernels.arrays import Arrays
 from ..model.graph import Graph
 from .lives import Lives
@@ -37,8 +37,8 @@ class StageSizes:
         """The sizes of one stage. forward, backward : its ops."""
         ops = np.array([*forward, *backward], np.int64)
         a = self.graph.arrays
-        values, wiring = local_ids.localise(ops, a, self.place)
-        ptr, ids = local_ids.rows(wiring, len(ops))
+        values, wiring = blocks.localise(ops, a, self.place)
+        ptr, ids = blocks.rows(wiring, len(ops))
         size, kept, role = self.lives.size[values], self.lives.kept[values], self.lives.roles(values, stage)
         at = np.flatnonzero(ops == a.boundary)
         local = Arrays(

@@ -15,9 +15,9 @@ from copy import copy
 import numpy as np
 
 from ..model.graph import Graph
+from .archive import making
 from .forward import Forward, end_of_forward, results
 from .lives import Lives
-from .runs import making
 
 Stages = tuple[tuple[int, ...], ...]  # op ids of each stage
 

@@ -20,7 +20,7 @@ from ...planning.own_terms import beside_captured
 from ...planning.plan_files import FILE_EPS
 from ...printed import name, value
 from ...saying.progress import Progress, announce, telling
-from ..time_axis import TimeAxis, run_ends
+from ..svg import TimeAxis, run_ends
 
 FRONTIER = "rekindle.frontier/1"
 

@@ -18,7 +18,7 @@ from ...explain.loss import loss_ops
 from ...explain.modules import folded_paths, paths_pattern
 from ...explain.rows import forward_tree
 from ...explain.words import REWRITTEN
-from ...model import rewriting_words, verdict
+from ...model import verdict
 from ...model.graph import Graph
 from ...model.op_names import does
 from ...model.plan import Plan
@@ -28,10 +28,9 @@ from ...parts.plan import PartsPlan
 from ...printed import name
 from ...saying.shares import COST_WORDS, percent
 from ...saying.sizes import format_bytes
-from ..time_axis import TimeAxis, run_ends
+from ..svg import TimeAxis, run_ends
 from .curve import Point
-from .held import PART_OF, MemoryByPart
-from .recomputed import recomputed
+from .held import PART_OF, MemoryByPart, recomputed
 
 MOST_ROWS = 200  # of the table of what is recomputed; the rest is one row
 
@@ -99,7 +98,7 @@ def _part(plan: Plan, curve: Sequence[Point], strings: Strings, title: str) -> d
         "recomputed": _recomputed(plan, time, patterns, strings),
         "curve": [_point(p) for p in curve], "copies": plan.schedule.moves,
         "curveStep": "" if plan.rewriting is None else "captured" if any(p.captured for p in curve) else "rewritten",
-        "rewriting": [] if plan.rewriting is None else [list(row) for row in rewriting_words.rows(plan.rewriting)],
+        "rewriting": [] if plan.rewriting is None else [list(row) for row in plan.rewriting.rows()],
         "made": _made(plan),
     }  # fmt: skip
 

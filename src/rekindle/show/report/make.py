@@ -18,7 +18,7 @@ from ...errors import UsageError
 from ...model.files import check_writable, write_text
 from ...model.plan import Plan
 from ...parts.plan import PartsPlan
-from ...planning import certificates
+from ...planning import certify
 from ...saying.progress import Progress, announce
 from . import document
 from .curve import Frontier, points_of
@@ -49,7 +49,7 @@ def proven(plan: Plan, progress: Progress = None) -> Plan:
     if plan.verified:
         return plan
     announce(progress, "proving the certificate of the file")
-    return replace(plan, verified=certificates.holds(plan, certificates.PATIENT))
+    return replace(plan, verified=certify.holds(plan, certify.PATIENT))
 
 
 def write_report(

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 
 from ...errors import FormatError
+from ...model.cache_folder import KeyedFile
 from ...model.files import read_own
 from ...model.formats import parse_json
-from ...model.keyed_file import KeyedFile
 from ...printed import name, value
 from ...version import __version__
 from ..tensors import precision

@@ -25,9 +25,9 @@ import torch
 from torch import fx
 
 from ...errors import FormatError
+from ...model.cache_folder import KeyedFile
 from ...model.files import read_own
 from ...model.formats import parse_json
-from ...model.keyed_file import KeyedFile
 from ..costs.cache import FILE_MOST_BYTES, LOCK_WAIT_S
 from ..costs.cache import environment as environment_of_costs
 from ..costs.made_up import at_hand, undisturbed
