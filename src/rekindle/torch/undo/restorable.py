@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import pickle
 import random
 import types
 from collections import deque
@@ -151,8 +152,7 @@ def _kind_of(x: Any) -> Kind | None:
     if isinstance(x, np.ndarray):
         return None if x.dtype.hasobject or x.size > ENTRIES_MOST else _ARRAY
     if isinstance(x, (*GENERATORS, torch.Generator)):
-        was = _state(x)
-        return Kind(lambda g: _comparable(_state(g)), lambda g, _: _set_state(g, was))
+        return _GENERATOR
     if isinstance(x, list | deque | dict | set) and len(x) <= ENTRIES_MOST:
         return _CONTAINER
     if isinstance(x, tuple):
@@ -199,14 +199,14 @@ def _set_memory(x: Any, old: bytes) -> None:
 
 
 def _state(x: Any) -> Any:
-    """The state of a random generator. From two states that are equal when made `_comparable` it draws the same numbers."""
+    """The state of a random generator."""
     if isinstance(x, random.Random):
         return x.getstate()
     if isinstance(x, np.random.RandomState):
         return x.get_state(legacy=False)
     if isinstance(x, torch.Generator):
         with disable_modes():
-            return x.get_state()
+            return x.get_state().numpy()
     return (x.bit_generator if isinstance(x, np.random.Generator) else x).state
 
 
@@ -215,16 +215,9 @@ def _set_state(x: Any, to: Any) -> None:
         x.setstate(to)
     elif isinstance(x, np.random.RandomState | torch.Generator):
         with disable_modes():
-            x.set_state(to)
+            x.set_state(torch.from_numpy(to) if isinstance(to, np.ndarray) else to)
     else:
         (x.bit_generator if isinstance(x, np.random.Generator) else x).state = to
-
-
-def _comparable(state: Any) -> Any:
-    if isinstance(state, dict):
-        return tuple((k, _comparable(x)) for k, x in state.items())
-    state = state.numpy() if isinstance(state, torch.Tensor) else state
-    return state.tobytes() if isinstance(state, np.ndarray) else state
 
 
 def _slots(x: Any) -> tuple[str, ...]:
@@ -252,6 +245,7 @@ _CELL = Kind(lambda x: x.cell_contents if is_full(x) else _NOTHING, _set_cell, l
 _TENSOR = Kind(lambda t: t._version, lambda t, old: None)
 _CLASS = Kind(_variables_of, _set_variables, lambda held: map(function_in, held.values()))
 _ARRAY = Kind(lambda x: x.tobytes(), _set_array)
+_GENERATOR = Kind(lambda x: pickle.dumps(_state(x)), lambda x, old: _set_state(x, pickle.loads(old)))
 _CONTAINER = Kind(content, refill, lambda held: held.values() if isinstance(held, dict) else held)
 _TUPLE = Kind(list, lambda x, old: None, lambda held: held)
 _MEMORY = Kind(lambda x: bytes(memoryview(x)), _set_memory)  # lent by Python's own objects: arrays, bytearrays, ctypes
