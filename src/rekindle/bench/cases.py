@@ -14,7 +14,7 @@ from torch import nn
 
 from ..torch.costs.flops import FlopCount
 from ..torch.costs.modelled import ModelledTime
-from ..torch.tensors.instrument import Instrument, Together
+from ..torch.tensors.op_tensors import Instrument, Together
 from .comparators import Within
 from .methods import TARGET
 

@@ -41,8 +41,7 @@ from .lowering.shape_only import without_shapes
 from .operators.node_tensors import tensors_of
 from .private import is_fake, store_of_processes
 from .situation import module_call as calls
-from .situation.attribute_reads import Reads
-from .situation.guards import Expected, InBackward
+from .situation.guards import Expected, InBackward, Reads
 from .situation.module_call import Key, as_arguments
 from .situation.module_paths import is_marked
 from .situation.numbers import Attribute, Numbers, Place, attributes_set, name_of, replaced

@@ -17,8 +17,7 @@ from ...printed import listed
 from ...saying.frames import ChangeFinder, in_short, line_of, users_frame
 from ..private import is_fake, mutations_of, place_of
 from ..situation import lru_caches
-from ..situation.callables import closure_of, line_that_sets
-from ..situation.hooks import described, is_torchs, user_hooks
+from ..situation.callables import closure_of, described, is_torchs, line_that_sets, user_hooks
 from ..situation.numbers import Argument, Numbers, name_of
 from ..situation.surroundings import is_cast_once
 from ..tensors import tree
@@ -31,9 +30,8 @@ from .inner_checkpoints import checkpoints_inside
 from .inner_results import inner_results, mark
 from .known_values import KnownValues, Question
 from .left_out import taken_apart
-from .stand_in import own_classes
+from .stand_in import InTheirPlace, own_classes
 from .trace_errors import lets_require_grad, moves
-from .written_outside import InTheirPlace
 
 
 @dataclass(frozen=True)

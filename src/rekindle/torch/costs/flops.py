@@ -13,7 +13,7 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from ..operators.table import OPERATORS
-from ..tensors.instrument import Instrument
+from ..tensors.op_tensors import Instrument
 
 aten = torch.ops.aten
 _OURS = {getattr(aten, name.removeprefix("aten::")): op.flops for name, op in OPERATORS.items() if op.flops is not None}

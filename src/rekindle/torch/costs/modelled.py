@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..private import HigherOrderOperator, OpOverload
-from ..tensors.instrument import Instrument
-from ..tensors.op_tensors import tensors_in
+from ..tensors.op_tensors import Instrument, tensors_in
 from . import devices
 from .operator_calls import costs_nothing, flops_of, moved_bytes, roofline
 

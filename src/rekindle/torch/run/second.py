@@ -22,7 +22,7 @@ from ...saying import notices
 from ..capture.captured import fake_result
 from ..capture.inner_results import edges_behind
 from ..capture.left_out import taken_apart
-from ..capture.written_outside import InTheirPlace
+from ..capture.stand_in import InTheirPlace
 from ..lowering.phases import is_read, phases
 from ..operators import rules
 from ..operators.node_tensors import storage_bytes

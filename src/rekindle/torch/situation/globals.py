@@ -20,8 +20,7 @@ import torch
 from torch import nn
 
 from ..tensors.objects import PLAIN, fields_of, has_fields, is_elsewhere, is_installed, is_simple, slots_of
-from .callables import closure_of, codes_in, global_paths, imports
-from .hooks import is_torchs
+from .callables import closure_of, codes_in, global_paths, imports, is_torchs
 from .values import Key, Same, Walk, Watch, key_of
 
 FUNCTIONS_MOST = 2_000  # functions whose globals are guarded; a guess

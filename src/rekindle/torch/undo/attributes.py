@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..private import script_attributes
-from ..situation.hooks import added_by_torch
+from ..situation.callables import added_by_torch
 from ..tensors.objects import content, refill, same_content, same_entry, values_of
 
 

@@ -19,8 +19,7 @@ from torch import nn
 
 from ...errors import RekindleError
 from ..private import disable_modes
-from ..situation.callables import GlobalName
-from ..situation.hooks import is_torchs
+from ..situation.callables import GlobalName, is_torchs
 from ..tensors.objects import (
     PLAIN,
     content,

@@ -18,8 +18,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..situation.callables import GlobalName, codes_of, global_names, names_in, prints_or_logs, references
-from ..situation.hooks import HOOKS, is_torchs, user_hooks
+from ..situation.callables import (
+    HOOKS,
+    GlobalName,
+    codes_of,
+    global_names,
+    is_torchs,
+    names_in,
+    prints_or_logs,
+    references,
+    user_hooks,
+)
 from ..tensors.objects import (
     OBJECTS_MOST,
     function_in,

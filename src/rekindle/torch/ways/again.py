@@ -29,9 +29,8 @@ from ..operators.hidden_writes import BATCH_NORMS, STATISTICS, TRAINING
 from ..run.own_forward import SwitchedForward
 from ..run.sample import copies, owned
 from ..tensors import tree
-from ..tensors.instrument import Instrument
 from ..tensors.lock import LOCK
-from ..tensors.op_tensors import memory_state, tensors_in, written_by
+from ..tensors.op_tensors import Instrument, memory_state, tensors_in, written_by
 from ..trace import plain_forward
 from .noted_state import NotedState, Outside
 

@@ -15,8 +15,8 @@ from ...parts.plan import SaveRule
 from ...parts.ways import Figures, Way, best
 from ..compiled.saved_results import Prices
 from ..costs.flops import FlopCount
-from ..tensors.instrument import Instrument
 from ..tensors.loss import default_loss
+from ..tensors.op_tensors import Instrument
 from ..trace import plain_forward
 from .again import AgainForward
 from .finding import Unit

@@ -30,7 +30,7 @@ from ..compiled.whole_graph import staged
 from ..measure.measured_step import Subject
 from ..measure.recording import Calls, Recorded, as_recorded, record, signature
 from ..run.sample import owned
-from ..situation.attribute_reads import Reads
+from ..situation.guards import Reads
 from ..situation.module_call import Key, bind
 from ..tensors import tree
 from ..tensors.sharded import any_fully_sharded, class_name

@@ -21,9 +21,8 @@ from ...saying.frames import line_of, users_frame
 from ..situation.guards import ModuleState
 from ..situation.surroundings import GLOBAL_HOOKS, flags, set_flags
 from ..tensors import tree
-from ..tensors.instrument import Instrument
 from ..tensors.objects import put_back
-from ..tensors.op_tensors import storages_of, tensors_in
+from ..tensors.op_tensors import Instrument, storages_of, tensors_in
 
 Outside = tuple[ModuleState, list[Callable[[], Any]]]  # state outside of a module's own tables, and what puts it back
 
