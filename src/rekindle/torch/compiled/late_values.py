@@ -15,7 +15,6 @@ from ..situation.callables import codes_in
 from ..situation.globals import Globals
 from ..situation.values import Key, Watch, key_of
 from ..tensors import tree
-from ..tensors.objects import function_in
 from ..undo.side_effects import methods_of
 
 _HANGS = {"register_hook", "register_post_accumulate_grad_hook"}  # methods by which code hangs hooks on tensors
@@ -26,7 +25,7 @@ class LateValues:
 
     def __init__(self, model: nn.Module):
         kinds = {type(m) for m in model.modules() if type(m).__module__.partition(".")[0] != "torch"}
-        methods = [f for kind in kinds for f in map(function_in, methods_of(kind)) if isinstance(f, types.FunctionType)]
+        methods = [f for kind in kinds for f in methods_of(kind)]
         self._model, self._code = weakref.ref(model), [*Globals(methods, Watch(), ()).backward]
         for f in methods:
             for c in [c for c in codes_in(f.__code__) if _HANGS.intersection(c.co_names)]:

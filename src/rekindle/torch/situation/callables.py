@@ -3,13 +3,11 @@ the user's hooks on modules, and forwards that replace a submodule's own."""
 
 from __future__ import annotations
 
-import ast
 import builtins
 import dis
 import functools
 import inspect
 import os
-import textwrap
 import traceback
 import types
 from collections.abc import Collection, Iterator
@@ -28,6 +26,9 @@ _TELLS = {"log", "info", "warning", "warn", "debug", "error", "write", "writelin
 _NUMERIC = {"torch", "math", "np", "numpy", "F"}  # names whose `log` is a logarithm
 _PASSED = frozenset({"EXTENDED_ARG", "CACHE", "COPY", "DUP_TOP"})
 _READS = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+
+
+VARIABLE, GLOBAL, DEFAULT = "the variable ", "the global ", "the default argument "  # how names begin in messages
 
 
 class GlobalName:
@@ -50,9 +51,6 @@ def functions_of(fn: Any) -> Iterator[types.FunctionType]:
             yield call
 
 
-CLOSURE_MOST = 2_000  # objects of one closure that are looked at; a guess
-
-
 def closure_of(f: Any) -> Iterator[Any]:
     """The function in f, which may be a partial or a method, and the objects in its closure, in closures of functions there,
     and so on, each once. Any other f is the only object."""
@@ -63,7 +61,7 @@ def closure_of(f: Any) -> Iterator[Any]:
     def inside(x: Any) -> list[Any]:
         return [bare(c.cell_contents) for c in cells_of(x)] if type(x) is types.FunctionType else []
 
-    return reached([bare(f)], inside, CLOSURE_MOST)
+    return reached([bare(f)], inside)
 
 
 def codes_of(fn: Any) -> Iterator[types.CodeType]:
@@ -91,6 +89,15 @@ def global_names(fn: types.FunctionType) -> set[str]:
     return {k for code in codes_of(fn) for k in code.co_names if k in fn.__globals__ and not hasattr(builtins, k)}
 
 
+def variables_of(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """(name for messages, object) of each default argument, variable of an enclosing function, and global of a function."""
+    code, given = fn.__code__, fn.__defaults__ or ()
+    defaults = zip(code.co_varnames[code.co_argcount - len(given) : code.co_argcount], given, strict=True)
+    yield from ((f"{DEFAULT}{k}", x) for k, x in (*defaults, *(fn.__kwdefaults__ or {}).items()))
+    yield from ((f"{VARIABLE}{k}", cell) for k, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True))
+    yield from ((f"{GLOBAL}{k}", GlobalName(fn.__globals__, k)) for k in sorted(global_names(fn)))
+
+
 def references(fn: Any) -> list[Any]:
     """Objects that a callable refers to: cells, defaults, the object that it is a method of, globals that it names, …"""
     if isinstance(fn, functools.partial):
@@ -100,10 +107,7 @@ def references(fn: Any) -> list[Any]:
     if not isinstance(fn, types.FunctionType):
         return [fn, *(x for f in functions_of(fn) for x in references(f))]
     inner = getattr(fn, "__wrapped__", None)
-    return [
-        *(fn.__closure__ or ()), *(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values(), fn.__dict__,
-        *(GlobalName(fn.__globals__, k) for k in global_names(fn)), *([inner] if inner is not None else []), *_in_files(fn),
-    ]  # fmt: skip
+    return [*(x for _, x in variables_of(fn)), fn.__dict__, *([inner] if inner is not None else []), *_in_files(fn)]
 
 
 def _in_files(fn: types.FunctionType) -> Iterator[GlobalName]:
@@ -187,22 +191,16 @@ def line_that_sets(model: nn.Module, attribute: str) -> str:
     return ""
 
 
-def _lines(method: Any, leaf: str) -> Iterator[str]:
-    try:
-        source, first = inspect.getsourcelines(method)
-        tree = ast.parse(textwrap.dedent("".join(source)))
-    except (OSError, TypeError, SyntaxError):  # typed at a prompt, or a part of a longer expression
-        return
-    for node in ast.walk(tree):
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        if any(_is_attribute(part, leaf) for t in targets if t is not None for part in ast.walk(t)):
-            at = node.lineno - 1  # type: ignore[attr-defined]
-            file = inspect.getsourcefile(method) or "?"
-            yield in_words(traceback.FrameSummary(file, first + at, method.__name__, line=source[at].strip()))
-
-
-def _is_attribute(x: ast.AST, leaf: str) -> bool:
-    return isinstance(x, ast.Attribute) and x.attr == leaf and isinstance(x.value, ast.Name)
+def _lines(method: types.FunctionType, leaf: str) -> Iterator[str]:
+    for code in codes_in(method.__code__):
+        read = set()  # lines that read the attribute, of which one may then set an entry
+        for i in dis.get_instructions(code):
+            at = i.positions.lineno if i.positions is not None else None
+            if i.opname in _READS and i.argval == leaf:
+                read.add(at)
+            sets = i.argval == leaf if i.opname == "STORE_ATTR" else i.opname == "STORE_SUBSCR" and at in read
+            if sets and (line := traceback.FrameSummary(code.co_filename, at, method.__name__)).line:
+                yield in_words(line)
 
 
 HOOKS = {

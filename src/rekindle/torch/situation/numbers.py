@@ -23,8 +23,8 @@ from torch import nn
 
 from ..tensors import tree
 from ..tensors.objects import values_set
+from .callables import GLOBAL
 
-GLOBAL = "the global "  # how names of globals begin in `Expected.keys`
 SPECIAL = (0, 1, -1, 2, -2, 3, 0.5, -0.5)  # for which PyTorch's formulas may take a shortcut
 
 

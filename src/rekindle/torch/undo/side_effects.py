@@ -19,15 +19,18 @@ import torch
 from torch import nn
 
 from ..situation.callables import (
+    DEFAULT,
+    GLOBAL,
     HOOKS,
+    VARIABLE,
     GlobalName,
     codes_of,
-    global_names,
     is_torchs,
     names_in,
     prints_or_logs,
     references,
     user_hooks,
+    variables_of,
 )
 from ..tensors.objects import (
     OBJECTS_MOST,
@@ -45,7 +48,6 @@ from .restorable import ENTRIES_MOST, GENERATORS, PutBack, Restorable, is_opaque
 STEPS_MOST = 20 * OBJECTS_MOST  # steps of the walk: it comes to one object on several ways
 REFERENCES_DEEP = 3  # references that are followed from a function or an attribute
 
-VARIABLE, GLOBAL, DEFAULT = "the variable ", "the global ", "the default argument "
 CLASS, ARGUMENT = "the class ", "the argument "
 VARIABLES = (VARIABLE, GLOBAL, DEFAULT, CLASS, ARGUMENT)  # of names in `SideEffects.dropped` that are no attributes
 _OF_EVERY_MODULE = set(nn.Module().__dict__)
@@ -86,8 +88,9 @@ class SideEffects:
         self._by_hook = [set(self._reach(fn)) for _, _, fn in self._hooks]
         for kind in dict.fromkeys(type(m) for m in self._model.modules() if not is_torchs(type(m))):
             for fn in methods_of(kind):
-                for name, holders in self._variables(fn):
-                    self._name(name, holders)
+                for name, x in variables_of(fn):
+                    if name != f"{VARIABLE}__class__":  # of `super()`: the model's own class is looked at by itself
+                        self._name(name, self._walk(x, 0))
         for path, m in self._model.named_modules():
             for k, x in m.__dict__.items():
                 if k in _OF_EVERY_MODULE or k == "forward" or isinstance(x, torch.Tensor):
@@ -168,21 +171,6 @@ class SideEffects:
             return [name for name, at, _ in self._hooks if at == path]
         return [name for name, _, fn in self._hooks if any(leaf in names_in(code) for code in codes_of(fn))]
 
-    def _variables(self, fn: Any) -> Iterator[tuple[str, set[Any]]]:
-        """(name, keys of the watched objects that it reaches) of each global and enclosing variable of a function."""
-        fn = function_in(fn)
-        if not isinstance(fn, types.FunctionType):
-            return
-        code, given = fn.__code__, fn.__defaults__ or ()
-        defaults = zip(code.co_varnames[code.co_argcount - len(given) : code.co_argcount], given, strict=True)
-        for name, x in (*defaults, *(fn.__kwdefaults__ or {}).items()):
-            yield f"{DEFAULT}{name}", set(self._walk(x, 0))
-        for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True):
-            if name != "__class__":  # of `super()`: the model's own class is looked at by itself
-                yield f"{VARIABLE}{name}", set(self._walk(cell, 0))
-        for name in sorted(global_names(fn)):
-            yield f"{GLOBAL}{name}", set(self._walk(GlobalName(fn.__globals__, name), 0))
-
     def _reach(self, fn: Any) -> Iterator[Any]:
         for x in references(fn):
             yield from self._walk(x, 0)
@@ -215,7 +203,7 @@ class SideEffects:
                 yield from self._walk(y, depth + (not stands))
 
 
-def methods_of(kind: type[nn.Module]) -> list[Any]:
+def methods_of(kind: type[nn.Module]) -> list[types.FunctionType]:
     """`forward`, and of the user's classes the methods that it names, and those that they name."""
 
     def named(fn: Any) -> list[Any]:
@@ -223,7 +211,7 @@ def methods_of(kind: type[nn.Module]) -> list[Any]:
         found = [function_in(inspect.getattr_static(kind, k, None)) for k in names]
         return [x for x in found if isinstance(x, types.FunctionType) and not is_torchs(x)]
 
-    return [*reached([kind.forward], named)]
+    return [f for f in reached([function_in(kind.forward)], named) if isinstance(f, types.FunctionType)]
 
 
 def is_kept_for_itself(model: nn.Module, attribute: str) -> bool:
