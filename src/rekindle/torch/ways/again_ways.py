@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,14 +15,11 @@ from ...parts.ways import Figures, Way, best
 from ..compiled.saved_results import Prices
 from ..costs.flops import FlopCount
 from ..tensors.loss import default_loss
-from ..tensors.op_tensors import Instrument
 from ..trace import plain_forward
 from .again import AgainForward
 from .finding import Unit
 from .trial_steps import TrialSteps
 
-TIMINGS = 3  # of the forward, and of each step; a guess
-TIMINGS_MOST_S = 0.5  # after which it is not timed again; a guess
 RULES_MOST = 6  # rules that are measured; a guess
 
 
@@ -80,30 +76,8 @@ class _Trial(TrialSteps):
 
     def cost(self, run: Callable[[], Any]) -> float:
         """What the code costs: FLOPs, operators, or seconds of the fastest of a few runs."""
-        if self._unit == "flops":
+        if self._unit != "seconds":
             with FlopCount() as count:
                 run()
-            return float(count.total)
-        if self._unit == "unit":
-            with _Ops() as ops:
-                run()
-            return float(ops.count)
-        taken: list[float] = []
-        while len(taken) < TIMINGS and sum(taken) < TIMINGS_MOST_S:
-            self.wait()
-            begin = time.perf_counter()
-            run()
-            self.wait()
-            taken.append(time.perf_counter() - begin)
-        return min(taken)
-
-
-class _Ops(Instrument):
-    """Counts operators."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def after(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        self.count += 1
+            return float(count.total if self._unit == "flops" else count.ops)
+        return self.seconds([run])[0]

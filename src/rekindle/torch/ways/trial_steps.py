@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 import torch
@@ -15,12 +15,10 @@ from ..compiled.stage import Stage
 from ..measure.as_before import as_before
 from ..measure.memory import Levels
 from ..offload.part_copies import SavedSizes, storages_of
-from ..run.sample import copies, owned
+from ..run.sample import copies, leaf_of, owned
 from ..tensors import tree
 from ..tensors.op_tensors import storage_of
 from .finding import Unit
-
-FORWARDS = 3  # that are timed; a guess
 
 
 class TrialSteps:
@@ -70,17 +68,39 @@ class TrialSteps:
         del result
         return [(size, given.get(storage)) for size, storage in noted.found]
 
+    def seconds(self, runs: Sequence[Callable[[], Any]], rounds: int = 3, most_s: float = 0.5) -> list[float]:
+        """Seconds of the fastest of a few runs of each, in turns. most_s : after it no further round begins. Both are guesses."""
+        taken, start = [float("inf") for _ in runs], time.perf_counter()
+        for _ in range(rounds):
+            for i, run in enumerate(runs):
+                self.clear()
+                self.wait()
+                begin = time.perf_counter()
+                result = run()
+                self.wait()
+                taken[i] = min(taken[i], time.perf_counter() - begin)
+                del result
+            if time.perf_counter() - start > most_s:
+                break
+        return taken
+
     def forward_seconds(self, forward: Callable[..., Any]) -> float:
-        """Seconds of the fastest of a few forwards."""
-        taken = []
-        for _ in range(FORWARDS):
-            self.wait()
-            begin = time.perf_counter()
-            result = forward(*self.args, **self.kwargs)
-            self.wait()
-            taken.append(time.perf_counter() - begin)
-            del result
-        return min(taken)
+        """Seconds of a forward."""
+        return self.seconds([lambda: forward(*self.args, **self.kwargs)])[0]
+
+    @property
+    def leaves(self) -> list[torch.Tensor]:
+        """The inputs that get gradients and are no parameters of the part."""
+        own = {id(p) for p in self.module.parameters()}
+        return [leaf_of(t) for t in self.twins if t.requires_grad and id(t) not in own]
+
+    def clear(self) -> None:
+        """Forget the gradients of earlier steps."""
+        for p in self.module.parameters():
+            if p.grad is not None:
+                p.grad.zero_()
+        for t in self.leaves:
+            t.grad = None
 
     def _bytes_made(self, result: Any) -> int:
         """Bytes of the storages in a result of the part that are none of its inputs'."""
