@@ -32,7 +32,7 @@ from ..private import (
     no_source_of_graphs_kept,
     tracing,
 )
-from ..situation.lru_caches import holds_traced
+from ..situation.callables import holds_traced
 from ..situation.module_paths import printable
 from ..situation.numbers import Numbers
 from ..tensors import tree

@@ -15,8 +15,7 @@ from torch import nn
 from ..private import tree_leaves
 from ..tensors import rng
 from .attributes import Attributes, Changes, Kind, kind_of, plain_tensors, tensors_in_attributes
-from .iterators import Iterators
-from .restorable import BYTES_MOST, PutBack
+from .restorable import BYTES_MOST, Iterators, PutBack
 from .side_effects import SideEffects
 from .tensor_state import Tensors, plainly
 
