@@ -50,8 +50,7 @@ class Before:
         back("iterators", self._iterators.give_back)
         back("attributes", lambda: setattr(self, "changes", self._attributes.restore()))
         with plainly():
-            for name, way_back in self.tensors.ways_back():
-                back(name, way_back)
+            self.tensors.put_back(back)
             for device, state in self._drawn.items():
                 back(f"torch's random state of {device}", functools.partial(rng.restore, state, device))
         back("Python's random state", lambda: random.setstate(self._python))

@@ -76,16 +76,17 @@ class SideEffects:
         self._arguments = arguments or {}
         self.written: set[Any] = set()
         self._own = {id(m): name for name, m in model.named_modules()}
-        self._hooks = list(user_hooks(model))
+        self._hooks: list[
+            tuple[str, str, Any, set[Any]]
+        ] = []  # name, path, function, keys of the watched objects it reaches
         self._model = model
         self._watched: dict[Any, Restorable] = {}
-        self._by_hook: list[set[Any]] = []  # for each hook: keys of the watched objects that it reaches
         self._by_name: dict[str, set[Any]] = {}
         self._steps = 0
 
     def watch(self) -> None:
         """Note the objects that the code reaches, as they are now."""
-        self._by_hook = [set(self._reach(fn)) for _, _, fn in self._hooks]
+        self._hooks = [(name, at, fn, set(self._reach(fn))) for name, at, fn in user_hooks(self._model)]
         for kind in dict.fromkeys(type(m) for m in self._model.modules() if not is_torchs(type(m))):
             for fn in methods_of(kind):
                 for name, x in variables_of(fn):
@@ -121,16 +122,11 @@ class SideEffects:
         for key in changed:
             self.written.update(self._watched[key].places())
             back(f"an object of type {type(self._watched[key].x).__name__}", self._watched[key].restore)
-        hooked = set().union(*self._by_hook) if self._by_hook else set()
-        self.changed = [
-            name for (name, _, fn), holders in zip(self._hooks, self._by_hook, strict=True)
-            if changed & holders or prints_or_logs(fn)
-        ]  # fmt: skip
+        self.changed = [name for name, _, fn, holders in self._hooks if changed & holders or prints_or_logs(fn)]
         drawn = {k for k in changed if isinstance(self._watched[k].x, GENERATORS)}
-        self.drawn = [name for name, holders in self._by_name.items() if drawn & holders]
-        self.drawn += [
-            name for (name, _, _), holders in zip(self._hooks, self._by_hook, strict=True) if drawn & holders
-        ]
+        every = [*self._by_name.items(), *((name, holders) for name, *_, holders in self._hooks)]
+        self.drawn = [name for name, holders in every if drawn & holders]
+        hooked = set[Any]().union(*(holders for *_, holders in self._hooks))
         self.dropped = [name for name, _ in self._named(changed, hooked)]
 
     def _named(self, changed: set[Any], hooked: set[Any]) -> Iterator[tuple[str, set[Any]]]:
@@ -168,8 +164,8 @@ class SideEffects:
         """
         path, _, leaf = attribute.rpartition(".")
         if leaf in HOOKS:
-            return [name for name, at, _ in self._hooks if at == path]
-        return [name for name, _, fn in self._hooks if any(leaf in names_in(code) for code in codes_of(fn))]
+            return [name for name, at, *_ in self._hooks if at == path]
+        return [name for name, _, fn, _ in self._hooks if any(leaf in names_in(code) for code in codes_of(fn))]
 
     def _reach(self, fn: Any) -> Iterator[Any]:
         for x in references(fn):

@@ -73,10 +73,10 @@ class Tensors:
         """Whether any of the tensors has another place or shape."""
         return any(x.moved() for x in self._tensors.values())
 
-    def ways_back(self) -> list[tuple[str, Callable[[], None]]]:
-        """(name, function that puts it back) of each thing: memory first, since gradients must fit their tensors."""
-        every: list[_Memory | _Tensor] = [*self.memory.values(), *self._tensors.values()]
-        return [(x.name, x.put_back) for x in every]
+    def put_back(self, back: Callable[[str, Callable[[], Any]], None]) -> None:
+        """Put all back by `back`: memory first, since gradients must fit their tensors."""
+        for x in (*self.memory.values(), *self._tensors.values()):
+            back(x.name, x.put_back)
 
 
 class _Memory:

@@ -31,7 +31,7 @@ from .. import private
 from ..capture.flat import by_parameter
 from ..capture.trace_errors import functions_refused
 from ..compiled.saved_results import contexts
-from ..measure.as_before import as_before
+from ..measure.as_before import as_before, nothing_saved
 from ..measure.caches import without_caches
 from ..measure.recording import Recorded
 from ..operators.hidden_writes import BATCH_NORMS, STATISTICS, TRAINING
@@ -187,9 +187,9 @@ def more_than_computes(module: nn.Module, given: Recorded) -> str:
     args, kwargs = given.call.form.arguments(tree.unflatten(tensors, given.call.spec))
     with given.surroundings(module), as_before(module, by_parameter(args, kwargs)) as before:
         python, numpy = random.getstate(), np.random.get_state(legacy=False)
-        nothing_saved = torch.autograd.graph.saved_tensors_hooks(lambda t: None, _not_saved)
+        unsaved = nothing_saved(RekindleError("forward asks for a tensor that was not saved"))
         refused = private.scripted_refused(every=True), functions_refused()
-        with torch.enable_grad(), nothing_saved, refused[0], refused[1], _Writes() as writes:
+        with torch.enable_grad(), unsaved, refused[0], refused[1], _Writes() as writes:
             plain_forward(module)(*args, **kwargs)
         plain = {
             f"{path}.{k}".lstrip(".") for path, m in module.named_modules() for k, x in m.__dict__.items()
@@ -225,7 +225,3 @@ class _Writes(Instrument):
     def after(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         given = set(map(memory_state, tensors_in([args, kwargs])))
         self._made |= set(map(memory_state, tensors_in(out))) - (set() if func is LIFT else given)  # LIFT: of numbers
-
-
-def _not_saved(_: Any) -> Any:
-    raise RekindleError("forward asks for a tensor that was not saved")
