@@ -226,10 +226,4 @@ def _is_half(t: torch.Tensor) -> bool:
 def _apart(one: Outcome, other: Outcome) -> float:
     """The largest difference of two outcomes, relative to the largest element of its tensor."""
     least = least_scale(t for t in other if t is not None and t.is_floating_point())
-    found = 0.0
-    for a, b in zip(one, other, strict=True):
-        if (a is None) != (b is None):
-            return float("inf")
-        if a is not None and b is not None:
-            found = max(found, difference(a, b, least))
-    return found
+    return max((difference(a, b, least) for a, b in zip(one, other, strict=True)), default=0.0)
