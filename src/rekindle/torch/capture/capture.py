@@ -42,11 +42,11 @@ from ..undo.side_effects import VARIABLES, SideEffects, is_kept_for_itself
 from .attempts import check_stateless, export_joint
 from .attention import AttentionOfGpu
 from .captured import Captured
+from .eager_kernels import OUTSIDE
 from .flat import FlatForward, by_parameter
 from .joint_graph import read_joint_graph
 from .later_calls import check_later_calls, written_outside
 from .random_state import no_other_random
-from .stand_in import OUTSIDE
 from .trace_errors import UNKNOWN, changed_in_backward, depends_on_itself
 
 log = logging.getLogger("rekindle")

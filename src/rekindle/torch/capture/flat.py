@@ -23,13 +23,13 @@ from ..tensors import tree
 from ..tensors.loss import losses
 from ..undo.attributes import Attributes, Changes, Kind, kind_of, tensors_in_attributes
 from .captured import Assigned
-from .eager_kernels import EagerLayout, one_cast_each
+from .eager_kernels import EagerLayout, InTheirPlace, one_cast_each
 from .extents import indices_for_masks
 from .inner_checkpoints import checkpoints_inside
 from .inner_results import inner_results, mark
 from .known_values import KnownValues, Question
 from .left_out import taken_apart
-from .stand_in import InTheirPlace, own_classes
+from .stand_in import own_classes
 from .trace_errors import lets_require_grad, moves
 
 

@@ -15,8 +15,8 @@ from ..private import OpOverload, aot, fake_mode_of, is_fake, tree_leaves
 from ..situation.module_paths import module_path, source_line
 from ..tensors import tree
 from .captured import Captured
+from .eager_kernels import OUTSIDE
 from .inner_results import take_marks
-from .stand_in import OUTSIDE
 from .trace_errors import NO_BACKWARD, moves
 
 _PREFIX = "model."  # of names: the traced FlatForward has the user's module as a submodule

@@ -1,9 +1,5 @@
-"""Stand-ins while a call is captured: for Python numbers, which record how forward uses a number, for tensors of the user's
-classes, and for tensors that forward writes to and that stand in no module, but in globals, closures, objects of the user's.
-
-Torch traces a tensor of no module as a constant, to which nothing can be written. So a buffer of the model stands for it while
-the step is captured, and planned steps write to the tensor itself, as they do to buffers.
-"""
+"""Stand-ins while a call is captured: for Python numbers, which record how forward uses a number, and for tensors of the
+user's classes."""
 
 from __future__ import annotations
 
@@ -15,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from ..private import FakeTensor, FunctionalTensor, pytree
 from ..situation.numbers import Expression, Numbers, Place
@@ -163,23 +158,3 @@ def own_classes(own: Mapping[str, torch.Tensor], now: Mapping[str, torch.Tensor]
         meta.__instancecheck__ = check
         for traced in _TRACED:
             del traced.__getattr__
-
-
-OUTSIDE = "_rekindle_outside_"  # of the names of buffers that stand for tensors of no module
-
-
-class InTheirPlace(TorchFunctionMode):
-    """Inside, operators work on stand-ins. outside : id of a tensor -> (the tensor, its stand-in)."""
-
-    def __init__(self, outside: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> None:
-        super().__init__()
-        self._outside = outside
-        self._back = {id(stand): t for t, stand in outside.values()}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        def stand(x: Any) -> Any:
-            return self._outside[id(x)][1] if id(x) in self._outside else x
-
-        args, kwargs = pytree.tree_map(stand, (args, kwargs or {}))
-        out = func(*args, **kwargs)
-        return self._back.get(id(out), out)  # `d["n"] += 1` puts the result into the dict

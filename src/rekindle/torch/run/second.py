@@ -20,9 +20,9 @@ from torch import fx, nn
 from ...errors import RekindleError
 from ...saying import notices
 from ..capture.captured import fake_result
+from ..capture.eager_kernels import InTheirPlace
 from ..capture.inner_results import edges_behind
 from ..capture.left_out import taken_apart
-from ..capture.stand_in import InTheirPlace
 from ..lowering.phases import is_read, phases
 from ..operators import rules
 from ..operators.node_tensors import storage_bytes
@@ -30,7 +30,6 @@ from ..private import backward_keeps_graph, backward_number, in_func_transform, 
 from ..situation.guards import Guards
 from ..situation.module_call import ModuleCall
 from ..situation.numbers import Attribute, attributes_set, holder_of, name_of, read, replaced
-from ..situation.recorded_ops import attribute_of
 from ..situation.surroundings import autocast_of, casts_now
 from ..situation.values import plain_of
 from ..tensors import rng, tree
@@ -269,7 +268,7 @@ class Second:
                 f"an input of the call has been freed since. Keep it in a variable until this backward is over{stays}",
             )
         now: list[Any] = [
-            tensors[a.arguments[i]] if i in a.arguments else a.outside[i] if i in a.outside else attribute_of(model, k)
+            tensors[a.arguments[i]] if i in a.arguments else a.outside[i] if i in a.outside else _find(model, k)
             for i, k in enumerate(a.names)
         ]  # fmt: skip
         self._check(now, asked)
@@ -386,6 +385,11 @@ def _is_cast(n: fx.Node) -> bool:
     """Whether the autocast that is on casts arguments of an op."""
     made, was = (pytree.tree_leaves(x) for x in (fake_result(n), n.meta["val"]))
     return [x.dtype for x in made if torch.is_tensor(x)] != [x.dtype for x in was if torch.is_tensor(x)]
+
+
+def _find(model: nn.Module, name: str) -> Any:
+    path, _, leaf = name.rpartition(".")
+    return getattr(model.get_submodule(path), leaf)
 
 
 def _refusal(asked: str, why: str) -> RekindleError:

@@ -162,13 +162,13 @@ class Question:
     def same(self, tensors: Sequence[torch.Tensor], model: nn.Module) -> bool:
         """Whether these inputs, and the model's buffers as they are now, give the same answer."""
         names = {x.name for x in pytree.tree_leaves(self.ops, is_leaf=is_reference) if isinstance(x, Held)}
-        held = {k: t for k in names if isinstance(t := attribute_of(model, k), torch.Tensor)}
+        held = {k: t for k in names if isinstance(t := _attribute(model, k), torch.Tensor)}
         if len(held) < len(names) or any(isinstance(t, FakeTensor) for t in [*tensors, *held.values()]):
             return False  # fake tensors have no values
         return bool(self.answer == result_of(self.ops, tensors, held))
 
 
-def attribute_of(model: nn.Module, name: str) -> Any:
+def _attribute(model: nn.Module, name: str) -> Any:
     """The attribute of this qualified name; None: there is none."""
     path, _, leaf = name.rpartition(".")
     try:
