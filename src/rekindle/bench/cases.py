@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ..torch.costs.flops import FlopCount
-from ..torch.costs.modelled import ModelledTime
+from ..torch.costs.operator_calls import ModelledTime
 from ..torch.tensors.op_tensors import Instrument, Together
 from .comparators import Within
 from .methods import TARGET

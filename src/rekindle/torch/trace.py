@@ -26,10 +26,10 @@ from .capture import capture as cap
 from .capture.captured import Captured
 from .capture.left_out import no_such_results
 from .capture.stand_in import has_stand_in, stand_ins
-from .costs import devices, unknown_sizes
+from .costs import devices
 from .costs.cache import environment
-from .costs.for_all import Costs, costs_for_all, with_costs
-from .costs.node_costs import known_workspaces, modelled_costs, node_costs
+from .costs.made_up import learn_sizes
+from .costs.node_costs import Costs, costs_for_all, known_workspaces, modelled_costs, node_costs, with_costs
 from .costs.optimizer_trial import names
 from .costs.optimizers import counted
 from .costs.resident import gradient_bytes, resident_beside
@@ -264,7 +264,7 @@ def trace_call(
             )
         fake = any(is_fake(t) for t in [*call.tensors, *model.parameters()])
         if not fake:
-            unknown_sizes.learn_sizes(captured)
+            learn_sizes(captured)
         _check_written(model, call.tensors, captured)
         paths = captured.module_path
         merged = merge_duplicates(captured, lambda n: is_marked(paths.get(n, ""), options.must_save))

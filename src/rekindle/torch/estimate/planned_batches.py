@@ -30,7 +30,7 @@ from ..serve.plan_trace import bookkeeping, with_link
 from ..tensors import tree
 from ..tensors.op_tensors import tensors_in
 from ..trace import Trace, trace
-from .kernel_calls import kernel_call, may_take_memory
+from .kernel_memory import kernel_call, may_take_memory
 from .twin import twin
 from .watch import OPTIMIZER
 
