@@ -19,8 +19,8 @@ from rekindle.torch.costs.made_up import as_call
 from rekindle.torch.costs.node_costs import modelled_costs, node_costs
 from rekindle.torch.measure.memory import allocator_peak, storage_peak
 from rekindle.torch.operators import bit_rows, pieces, rules, small_saves
-from rekindle.torch.operators.own_ops import workspace_bytes
 from rekindle.torch.operators.pieces import PieceSettings
+from rekindle.torch.operators.record import workspace_bytes
 from rekindle.torch.operators.small_saves import (
     DROPOUT_BACKWARD_BY_BITS,
     PACK_MASK,

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import torch
 
 from ..operators.rules import runnable
+from .cache import ELEMENT_WISE, SPREAD_MOST, op_class
 from .made_up import Operands, new_bytes
-from .measurement import ELEMENT_WISE, SPREAD_MOST, op_class
 from .operator_calls import OperatorCall
 
 log = logging.getLogger(__name__)

@@ -19,16 +19,15 @@ from torch.fx import Node
 
 from ...errors import FormatError
 from ...model.graph import Graph
-from ..operators.own_ops import workspace_bytes
+from ..operators.record import workspace_bytes
 from ..private import is_fake
 from ..tensors import ranks
 from . import devices
-from .cache import CostCache, environment
+from .cache import CostCache, Measurement, environment
 from .clock import Measured, measure_cuda
 from .clock_cpu import measure_cpu
 from .fits import Fits
 from .made_up import at_hand, undisturbed
-from .measurement import Measurement
 from .operator_calls import OperatorCall, call_of
 
 

@@ -22,7 +22,7 @@ from ...planning.variants import cheaper
 from ...saying.progress import announce
 from ...saying.sizes import format_bytes
 from .. import accept
-from ..operators.own_ops import workspace_bytes
+from ..operators.record import workspace_bytes
 from ..private import is_fake
 from ..run import stages
 from ..serve.plan_rewritten import plan_rewritten, rewritten_alike
