@@ -211,7 +211,7 @@ def trace(
 
 def trace_with(model: nn.Module, sample: Any, options: TraceOptions, progress: Progress = None) -> Trace:
     """`trace` with options that are checked."""
-    args, kwargs = call_arguments(sample)
+    args, kwargs = accept.sample(sample)
     accept.parameters(model, tree.flatten((args, kwargs))[0])
     companion.start()  # the search is compiled while the model is traced and its operators are timed
     with accept.alone("trace", model, progress), telling(progress) as tell, accept.gradients_on():
@@ -352,22 +352,6 @@ def _environments(nodes: Iterable[Node]) -> str:
     """All that costs of these nodes depend on in this process, as text."""
     devices = {t.device.type for n in nodes for _, t in tensors_of(n)}
     return "; ".join(environment(torch.device(kind)) for kind in sorted(devices))
-
-
-def call_arguments(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(args, kwargs) of the call with this sample.
-
-    Raises
-    ------
-    UsageError : no plan can be made for a call with this sample.
-    """
-    return accept.sample(sample)
-
-
-def arguments_of_call(model: nn.Module, sample: Any) -> tuple[calls.ModuleCall, Callable[..., Any]]:
-    """(the call with this sample, the module's own forward)."""
-    forward = plain_forward(model)
-    return calls.bind(forward, *call_arguments(sample)), forward
 
 
 def module_kinds(model: nn.Module) -> tuple[tuple[str, str], ...]:

@@ -169,11 +169,6 @@ def _kind_of(x: Any) -> Kind | None:
     return _FIELDS if has_fields and not is_torchs(type(x)) else None
 
 
-def _set_cell(cell: types.CellType, old: Any) -> None:
-    if old is not _NOTHING:
-        cell.cell_contents = old
-
-
 def _variables_of(kind: type) -> dict[str, Any]:
     """The variables of a class, with the functions in it: code may replace them."""
     return {k: y for k, y in vars(kind).items() if k[:2] != "__" and not isinstance(y, types.MemberDescriptorType)}
@@ -186,10 +181,6 @@ def _set_variables(kind: type, old: dict[str, Any]) -> None:
     for k, y in old.items():
         if now.get(k, _NOTHING) is not y:
             setattr(kind, k, y)
-
-
-def _set_array(x: np.ndarray[Any, Any], old: bytes) -> None:
-    x[...] = np.frombuffer(old, x.dtype).reshape(x.shape)
 
 
 def _set_memory(x: Any, old: bytes) -> None:
@@ -243,10 +234,14 @@ def _set_fields(x: Any, old: dict[str, Any]) -> None:
 
 
 _NAME = Kind(lambda x: x.where.get(x.name, _NOTHING), lambda x, old: x.where.__setitem__(x.name, old), lambda y: [y])
-_CELL = Kind(lambda x: x.cell_contents if is_full(x) else _NOTHING, _set_cell, lambda y: [y])
+_CELL = Kind(
+    lambda x: x.cell_contents if is_full(x) else _NOTHING,
+    lambda x, old: old is _NOTHING or setattr(x, "cell_contents", old),
+    lambda y: [y],
+)
 _TENSOR = Kind(lambda t: t._version, lambda t, old: None)
 _CLASS = Kind(_variables_of, _set_variables, lambda held: map(function_in, held.values()))
-_ARRAY = Kind(lambda x: x.tobytes(), _set_array)
+_ARRAY = Kind(lambda x: x.tobytes(), lambda x, old: x.__setitem__(..., np.frombuffer(old, x.dtype).reshape(x.shape)))
 _GENERATOR = Kind(lambda x: pickle.dumps(_state(x)), lambda x, old: _set_state(x, pickle.loads(old)))
 _CONTAINER = Kind(content, refill, lambda held: held.values() if isinstance(held, dict) else held)
 _TUPLE = Kind(list, lambda x, old: None, lambda held: held)
