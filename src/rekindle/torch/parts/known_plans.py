@@ -22,6 +22,7 @@ from ...model import formats, options_file
 from ...model.cache_folder import cache_folder
 from ...parts.files import parts_plan_from_json
 from ...parts.plan import PartsPlan
+from ...planning.remembered import digest, read, write
 from .. import accept
 from ..compiled.saving import VERSION as SAVING_VERSION
 from ..compiled.stage import Stage
@@ -30,7 +31,6 @@ from ..measure.measured_step import Subject
 from ..serve.verify import subject
 from ..tensors import tree
 from ..ways.finding import Found
-from ..ways.known_ways import digest, read, write
 from .dividing import PartsRequest, held_throughout
 
 FORMAT = "rekindle.remembered_parts/1"
