@@ -134,8 +134,8 @@ def digest(told: Any) -> str:
 
 
 def read(path: Path | None, format: str, made: Callable[[formats.Reader], T], most_bytes: int = 2**20) -> T | None:
-    """The object that is made of the document in a file of the cache folder; None: there is no file, or it is damaged, too large
-    or of another format."""
+    """The object that is made of the document in a file of the cache folder; None: there is no file, or it is damaged, too
+    large or of another format."""
     if path is None:
         return None
     where = name(str(path))

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from ..private import OpOverload
+from .corrected import Overwrites
 from .cut_call import Change, Rule, Slicing
-from .overwrites import Overwrites
 from .strides import Strides
 
 NAMESPACE = "rekindle"

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from ..private import make_contiguous_strides_for
+from .corrected import where_it_fits
 from .cut_call import Call, Draft, Slice, alike
 from .memory_order import dropout_strides, element_wise_strides, strides_of_packed, strides_of_slice
-from .overwrites import where_it_fits
 from .pieces import Eighths, Piece, most_bytes, packed_bytes, tensor_bytes
 from .record import EVERYWHERE, Operator, OwnOp, define
 

@@ -9,8 +9,8 @@ import torch
 
 from ..private import OpOverload
 from . import convolutions, indexing, losses, norms, pointwise, pools, products, reductions, views
+from .corrected import FITS
 from .cut_call import Rule, broadcast
-from .overwrites import FITS
 from .pool_offsets import OPERATORS as POOL_OFFSETS
 from .random_in_place import OPERATORS as DRAWS
 from .record import NAMESPACE, Operator, overloads

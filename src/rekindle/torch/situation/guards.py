@@ -297,9 +297,8 @@ class Expected:
     def made_anew(self, model: nn.Module) -> bool:
         """Whether the values that differ now do so only by the objects in them, as where each call makes an object anew."""
         now = ModuleState(model, self.reads, self.ignored).keys
-        return now != self.keys and {k: apart_from_identity(x) for k, x in now.items()} == {
-            k: apart_from_identity(x) for k, x in self.keys.items()
-        }
+        apart, before = (apart_from_identity(frozenset(x.items())) for x in (now, self.keys))
+        return now != self.keys and apart == before
 
 
 class Guards:
