@@ -250,9 +250,8 @@ def parts(model: nn.Module, given: Any) -> tuple[str, ...]:
     if not given:
         raise UsageError(f"parts={given} must be {of}")
     names = [name for name, _ in model.named_modules() if name]
-    first = {
-        m: name for name, m in model.named_modules()
-    }  # a submodule with two parents is planned under its first name
+    # A submodule with two parents is planned under its first name.
+    first = {m: name for name, m in model.named_modules()}
     every = {name: first[m] for name, m in model.named_modules(remove_duplicate=False) if first[m]}
     found: set[str] = set()
     for pattern in given:

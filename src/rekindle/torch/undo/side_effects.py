@@ -76,9 +76,8 @@ class SideEffects:
         self._arguments = arguments or {}
         self.written: set[Any] = set()
         self._own = {id(m): name for name, m in model.named_modules()}
-        self._hooks: list[
-            tuple[str, str, Any, set[Any]]
-        ] = []  # name, path, function, keys of the watched objects it reaches
+        # (name, path, function, keys of the watched objects that it reaches) of each
+        self._hooks: list[tuple[str, str, Any, set[Any]]] = []
         self._model = model
         self._watched: dict[Any, Restorable] = {}
         self._by_name: dict[str, set[Any]] = {}

@@ -56,9 +56,7 @@ class NotedState:
         tables = [t for m in model.modules() for t in (m.__dict__, m._parameters, m._buffers, m._modules)]
         self._tables = [(t, t.copy()) for t in (*tables, *GLOBAL_HOOKS, vars(os.environ)["_data"])]
         if outside is None or not outside[0].unchanged(model):
-            own = ((path, k, x) for path, m in model.named_modules() for k, x in m.__dict__.items())
-            plain = [f"{path}.{k}".lstrip(".") for path, k, x in own if k == "forward" or isinstance(x, tree.PLAIN)]
-            guards = ModuleState(model, None, frozenset(plain))  # without those, in which forward may count
+            guards = ModuleState(model, None, _plain(model, "forward"))  # without those, in which forward may count
             outside = guards, guards.watch.ways_back()
         self.outside = outside
         held = chain(outside[0].watch.tensors, *(t.values() for _, t in self._tables))
@@ -97,6 +95,12 @@ class NotedState:
             if t.requires_grad != flag and t.is_leaf:
                 t.requires_grad_(flag)
         set_flags(found)
+
+
+def _plain(model: nn.Module, *names: str) -> frozenset[str]:
+    """Qualified names of the plain values among the attributes of a module, and of attributes with these names."""
+    own = ((path, k, x) for path, m in model.named_modules() for k, x in m.__dict__.items())
+    return frozenset(f"{path}.{k}".lstrip(".") for path, k, x in own if k in names or isinstance(x, tree.PLAIN))
 
 
 class _Unused(Instrument):
@@ -159,25 +163,19 @@ class AgainForward(SwitchedForward):
             return self.plain(*args, **kwargs)
         assert model is not None
         self.tally.ran += 1
+        plain, noted = self.plain, list[NotedState]()
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            with without_caches(model, self.keeps_caches):
+                if noted:  # torch.utils.checkpoint ends it by an exception where all is recomputed
+                    return noted[0].run(functools.partial(plain, *args, **kwargs))
+                noted.append(NotedState(model, self.outside))
+                self.outside = noted[0].outside
+                return plain(*args, **kwargs)
+
         how: dict[str, Any] = {} if self.rule is None else {"context_fn": functools.partial(contexts, self.rule)}
-        run = functools.partial(checkpoint, _Rerun(model, self), *args, use_reentrant=False, **how, **kwargs)
+        run = functools.partial(checkpoint, forward, *args, use_reentrant=False, **how, **kwargs)
         return run() if self.copies is None else self.copies.run(model, (args, kwargs), run)
-
-
-class _Rerun:
-    """A forward that may run again: each time it finds the state of the first time, and later runs change none."""
-
-    def __init__(self, model: nn.Module, owner: AgainForward):
-        self._model, self._owner, self._plain = model, owner, owner.plain
-        self._noted: NotedState | None = None
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with without_caches(self._model, self._owner.keeps_caches):
-            if self._noted is not None:  # torch.utils.checkpoint ends it by an exception where all is recomputed
-                return self._noted.run(functools.partial(self._plain, *args, **kwargs))
-            self._noted = NotedState(self._model, self._owner.outside)
-            self._owner.outside = self._noted.outside
-            return self._plain(*args, **kwargs)
 
 
 def more_than_computes(module: nn.Module, given: Recorded) -> str:
@@ -191,10 +189,7 @@ def more_than_computes(module: nn.Module, given: Recorded) -> str:
         refused = private.scripted_refused(every=True), functions_refused()
         with torch.enable_grad(), unsaved, refused[0], refused[1], _Writes() as writes:
             plain_forward(module)(*args, **kwargs)
-        plain = {
-            f"{path}.{k}".lstrip(".") for path, m in module.named_modules() for k, x in m.__dict__.items()
-            if isinstance(x, tree.PLAIN)
-        }  # fmt: skip
+        plain = _plain(module)
         drew = python != random.getstate() or str(numpy) != str(np.random.get_state(legacy=False))
         wrote = any(map(before.tensors.differs, [*tensors, *module.buffers(), *module.parameters()]))
     effects, changes = before.effects, before.changes
