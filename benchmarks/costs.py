@@ -22,8 +22,8 @@ from common import path_of, provenance
 
 import rekindle
 from rekindle.torch.costs import cache, node_costs
+from rekindle.torch.costs.cache import Measurement, op_of
 from rekindle.torch.costs.fits import Fits
-from rekindle.torch.costs.measurement import Measurement, op_of
 from rekindle.torch.trace import Trace
 
 MODELS: tuple[tuple[str, int | None], ...] = (

@@ -1,4 +1,4 @@
-"""The memory that the CPU's kernels take, as a share of their inputs and results: the figures in `kernel_calls.SHARES`.
+"""The memory that the CPU's kernels take, as a share of their inputs and results: the figures in `kernel_memory.SHARES`.
 
     python benchmarks/kernel_memory.py --models unet,resnet18
 

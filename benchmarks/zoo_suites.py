@@ -20,10 +20,10 @@ from small_copies import small
 from rekindle.bench.cases import Case
 from rekindle.bench.methods import COMPARATORS, COMPARATORS_OF_ALL, COSTS, DEFAULTS
 from rekindle.bench.suites import SUITES, Model, Suite, real_case, storage_peak_of
+from rekindle.torch import accept
 from rekindle.torch.capture.known_values import KnownValues
 from rekindle.torch.tensors import tree
 from rekindle.torch.tensors.loss import default_loss
-from rekindle.torch.trace import call_arguments
 
 LSTM_STEPS = (64, 128, 256, 512, 1024, 2048, 4096)
 RESNET_CONVOLUTIONS = (125, 250, 500, 1000)
@@ -42,7 +42,7 @@ def _at_full_size(names: dict[str, tuple[str, dict[str, Any]]]) -> Suite:
 def zoo_case(name: str, options: dict[str, Any], unused: tuple[str, ...] = ()) -> Case:
     """A model on fake tensors; its twin is a small copy on real ones."""
     model, sample = more_models.load(name, fake=True, **options)
-    args, kwargs = call_arguments(sample)
+    args, kwargs = accept.sample(sample)
     tensors = tree.flatten((args, kwargs))[0]
     fake = tensors[0].fake_mode  # type: ignore[attr-defined]
     mode = _Within(fused_dropout, lambda: fake, data_branches)

@@ -9,7 +9,8 @@ from rekindle import api
 from rekindle.bench.cases import Case, difference
 from rekindle.bench.methods import REGISTERED, Within
 from rekindle.model.plan import Plan
-from rekindle.torch.trace import Trace, TraceOptions, call_arguments, trace_call
+from rekindle.torch import accept
+from rekindle.torch.trace import Trace, TraceOptions, trace_call
 
 
 def beside_plain(method: str, case: Case, within: Within) -> str:
@@ -25,6 +26,6 @@ def beside_plain(method: str, case: Case, within: Within) -> str:
 
 def captured(case: Case) -> tuple[Trace, Plan]:
     """The captured step without costs, and a plan that runs each op once."""
-    args, kwargs = call_arguments(case.sample)
+    args, kwargs = accept.sample(case.sample)
     traced = trace_call(case.model, args, kwargs, TraceOptions(unused=case.unused), inputs={})
     return traced, api.plan(traced, minimize="memory", solver="none", cost="flops", cache=False, progress=False)

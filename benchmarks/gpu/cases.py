@@ -12,8 +12,8 @@ import more_models
 import torch
 from torch import nn
 
+from rekindle.torch import accept
 from rekindle.torch.tensors.loss import default_loss
-from rekindle.torch.trace import call_arguments
 from rekindle.zoo import seeds
 
 MIB, GIB = 2**20, 2**30
@@ -53,7 +53,7 @@ class Case:
     def step(self, model: nn.Module, sample: Any, kind: str) -> Callable[[], torch.Tensor]:
         """One training step, forward and backward, by the model's present forward; returns the loss. Parameters' gradients
         add up in `.grad`; the sample's are new in each step."""
-        args, kwargs = call_arguments(sample)
+        args, kwargs = accept.sample(sample)
         leaves = [t for t in [*args, *kwargs.values()] if isinstance(t, torch.Tensor) and t.requires_grad]
 
         def step() -> torch.Tensor:

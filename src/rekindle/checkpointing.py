@@ -31,7 +31,8 @@ from .torch.parts.applied import parts_taken_off
 from .torch.parts.for_all import PartsRequest, parts_for_all
 from .torch.serve.confirm import confirm, plain_bytes
 from .torch.serve.planned import NEW_SHAPE, set_aside
-from .torch.trace import Trace, arguments_of_call, call_arguments, trace_with
+from .torch.situation.module_call import bind
+from .torch.trace import Trace, plain_forward, trace_with
 
 log = logging.getLogger("rekindle")
 T = TypeVar("T")
@@ -195,7 +196,7 @@ class Checkpointing:
     def _first_call(self) -> tuple[bool, bool]:
         """The answers of `probe`."""
         announce(self.asked.options.progress, "running the module once, unplanned")
-        torch_accept.measurable(self.model, *(arguments := call_arguments(self.sample)))
+        torch_accept.measurable(self.model, *(arguments := torch_accept.sample(self.sample)))
         with torch_accept.gradients_on():
             return probe(self.model, *arguments)
 
@@ -217,7 +218,8 @@ class Checkpointing:
         return later or parts_for_all(request), later
 
     def _for_later_calls(self, error: TraceError | None, make: Callable[[], T]) -> T | None:
-        return for_later_calls(self.model, arguments_of_call(self.model, self.sample)[0], make, error)
+        call = bind(plain_forward(self.model), *torch_accept.sample(self.sample))
+        return for_later_calls(self.model, call, make, error)
 
     def _whole(self) -> Plan:
         """The plan of the whole model, as it is now."""

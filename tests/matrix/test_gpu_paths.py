@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 import rekindle
 from rekindle.torch.costs.cache import environment
-from rekindle.torch.costs.clock import Measured
-from rekindle.torch.costs.clock_cuda import measure_cuda
+from rekindle.torch.costs.clock import Measured, measure_cuda
 from rekindle.torch.costs.operator_calls import call_of
 from rekindle.torch.measure.as_before import as_before
 from rekindle.torch.measure.memory import Levels, allocator_peak

@@ -8,7 +8,7 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
-from rekindle.torch.costs.measurement import Measurement
+from rekindle.torch.costs.cache import Measurement
 
 aten = torch.ops.aten
 

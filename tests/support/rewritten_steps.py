@@ -15,20 +15,21 @@ from rekindle.model.plan import Plan
 from rekindle.model.rewriting import SLICES, Rewrite, Rewriting
 from rekindle.planning.own_terms import beside_captured, own_goal, plain_figures
 from rekindle.planning.planner import plan_graph
+from rekindle.torch import accept
 from rekindle.torch.rewrite.closeness import sums
 from rekindle.torch.rewrite.probe import Bits
 from rekindle.torch.rewrite.region import Region
 from rekindle.torch.rewrite.rewritten import with_rewrites
 from rekindle.torch.run import stages
 from rekindle.torch.serve.plan_trace import bookkeeping
-from rekindle.torch.trace import Trace, call_arguments, trace_call
+from rekindle.torch.trace import Trace, trace_call
 
 OPTIONS = PlanOptions(LeastMemory(), "storages", "flops", effort="quick", time_limit=0.1, cache=False)
 
 
 def traced(model: nn.Module, sample: Any) -> Trace:
     """The captured step."""
-    args, kwargs = call_arguments(sample)
+    args, kwargs = accept.sample(sample)
     return trace_call(model, args, kwargs, TraceOptions())
 
 

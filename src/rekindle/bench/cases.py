@@ -14,9 +14,9 @@ from torch import fx, nn
 
 from ..model.graph import OPERATOR
 from ..torch.costs.flops import FlopCount
-from ..torch.costs.modelled import ModelledTime
+from ..torch.costs.operator_calls import ModelledTime
 from ..torch.lowering.lowered import Lowered
-from ..torch.tensors.instrument import Instrument, Together
+from ..torch.tensors.op_tensors import Instrument, Together
 from .methods import TARGET, Within
 
 # How often steps are timed for a ratio of wall times; guesses that gave stable ratios on the suite cpu.

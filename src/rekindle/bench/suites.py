@@ -101,10 +101,10 @@ def _cnn(batch: int, image: int) -> tuple[nn.Module, Tensor]:
 
 
 def real_case(make: Callable[[], tuple[nn.Module, Any]], unused: tuple[str, ...] = ()) -> Case:
+    from ..torch.accept import sample as call_arguments
     from ..torch.measure.memory import allocator_peak
     from ..torch.parts.verify import verify
     from ..torch.tensors.loss import default_loss
-    from ..torch.trace import call_arguments
     from .cases import Case
 
     model, sample = make()

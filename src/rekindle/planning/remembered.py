@@ -21,10 +21,10 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import bounds
 from ..ask import PlanOptions
@@ -40,6 +40,7 @@ from .candidates import Known, Scored, Scorer
 from .plan_files import is_solver_name, runs_too_much
 
 log = logging.getLogger("rekindle")
+T = TypeVar("T")
 
 FORMAT = "rekindle.remembered/1"
 SEARCH_VERSION = 9  # raise it whenever a search finds other schedules: plans that are older are then searched for again
@@ -83,29 +84,18 @@ class Place:
     def recall(self) -> list[Known]:
         """The remembered schedules, as valid and with the figures that they had; [] where there are none. The file counts as
         just used."""
-        where = name(str(self.path))
-        try:
-            found = self._read(where)
-        except FileNotFoundError:
-            return []
-        except OSError as e:
-            log.debug("remembered plan passed over: %s: %s", where, e)
-            return []
-        except FormatError as e:
-            log.debug("remembered plan passed over, to be replaced: %s", e)
-            return []
-        with contextlib.suppress(OSError):
-            os.utime(self.path)
-        return found
+        found = read(self.path, FORMAT, self._schedules, SETTINGS.file_most_bytes)
+        if found is not None:
+            with contextlib.suppress(OSError):
+                os.utime(self.path)
+        return found or []
 
-    def _read(self, where: str) -> list[Known]:
-        text = read_own(self.path, SETTINGS.file_most_bytes)
-        r = formats.Reader(formats.parse_json(text, where), where, FORMAT)
+    def _schedules(self, r: formats.Reader) -> list[Known]:
         if r.table("request") != self.request:
-            raise FormatError(f"{where} belongs to another request")
-        found = [self._judged(doc, f"{where}: schedule {i}") for i, doc in enumerate(r.items("schedules"))]
+            raise FormatError(f"{r.where} belongs to another request")
+        found = [self._judged(doc, f"{r.where}: schedule {i}") for i, doc in enumerate(r.items("schedules"))]
         if not found:
-            raise FormatError(f"{where} holds no schedule")
+            raise FormatError(f"{r.where} holds no schedule")
         return found
 
     def _judged(self, doc: Any, where: str) -> Known:
@@ -130,19 +120,44 @@ class Place:
         """Remember these schedules, each with its bound, in place of earlier ones, and forget the least recently used files
         beyond the limits."""
         schedules = [_document(s, bound) for s, bound in found]
-        doc = {"format": FORMAT, "request": self.request, "schedules": schedules}
-        folder = self.path.parent
-        try:
-            # Steps take most of the file, at up to 30 bytes each: a file that would not be read is not written.
-            if 30 * sum(len(d["steps"]) for d in schedules) > SETTINGS.file_most_bytes:
-                raise ValueError("the schedules are too long")
-            make_private(folder.parent)
-            make_private(folder)
-            write_own(self.path, formats.as_text(doc))
-            with locked(folder, LOCK_WAIT_S):
-                _tidy(folder)
-        except (OSError, ValueError, RekindleError) as e:
-            log.debug("plan not remembered: %s", e)
+        # Steps take most of the file, at up to 30 bytes each: a file that would not be read is not written.
+        if 30 * sum(len(d["steps"]) for d in schedules) > SETTINGS.file_most_bytes:
+            log.debug("plan not remembered: the schedules are too long")
+        elif write(self.path, {"format": FORMAT, "request": self.request, "schedules": schedules}):
+            with contextlib.suppress(OSError), locked(self.path.parent, LOCK_WAIT_S):
+                _tidy(self.path.parent)
+
+
+def digest(told: Any) -> str:
+    """The name of the file that holds what depends on these values alone."""
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32] + ".json"
+
+
+def read(path: Path | None, format: str, made: Callable[[formats.Reader], T], most_bytes: int = 2**20) -> T | None:
+    """The object that is made of the document in a file of the cache folder; None: there is no file, or it is damaged, too
+    large or of another format."""
+    if path is None:
+        return None
+    where = name(str(path))
+    try:
+        return made(formats.Reader(formats.parse_json(read_own(path, most_bytes), where), where, format))
+    except FileNotFoundError:
+        return None
+    except (OSError, FormatError) as e:
+        log.debug("a remembered file passed over, to be replaced: %s: %s", where, e)
+        return None
+
+
+def write(path: Path, doc: dict[str, Any]) -> bool:
+    """Write a document to a file of the cache folder. Gives whether it could be; the log says why not."""
+    try:
+        make_private(path.parent.parent)
+        make_private(path.parent)
+        write_own(path, formats.as_text(doc))
+    except (OSError, ValueError, RekindleError) as e:
+        log.debug("%s is not remembered: %s", doc["format"], e)
+        return False
+    return True
 
 
 def place(kind: str, scorer: Scorer, options: PlanOptions, solver: Solver) -> Place | None:
@@ -170,9 +185,8 @@ def place(kind: str, scorer: Scorer, options: PlanOptions, solver: Solver) -> Pl
         }
     if scorer.plain_bytes is not None:
         request["plain_bytes"] = scorer.plain_bytes
-    digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:32]
     folder = cache_folder(FOLDER)
-    return None if folder is None else Place(folder / f"{digest}.json", scorer, request)
+    return None if folder is None else Place(folder / digest(request), scorer, request)
 
 
 def costs_hash(graph: Graph) -> str:

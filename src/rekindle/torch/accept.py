@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -250,9 +250,8 @@ def parts(model: nn.Module, given: Any) -> tuple[str, ...]:
     if not given:
         raise UsageError(f"parts={given} must be {of}")
     names = [name for name, _ in model.named_modules() if name]
-    first = {
-        m: name for name, m in model.named_modules()
-    }  # a submodule with two parents is planned under its first name
+    # A submodule with two parents is planned under its first name.
+    first = {m: name for name, m in model.named_modules()}
     every = {name: first[m] for name, m in model.named_modules(remove_duplicate=False) if first[m]}
     found: set[str] = set()
     for pattern in given:
@@ -300,12 +299,7 @@ def sample(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         raise UsageError(
             f"sample is {_a(given)}; {_instead(given)}give a tensor, a tuple of positional arguments or a dict of keyword ones"
         )
-    if isinstance(given, torch.Tensor):
-        _fit(given, "sample")
-    else:
-        named: Iterable[tuple[Any, Any]] = kwargs.items() if kwargs else enumerate(args)
-        for k, x in named:
-            _walk(x, f"sample[{k!r}]")
+    _walk(given, "sample")
     return args, kwargs
 
 
@@ -334,12 +328,9 @@ def _walk(x: Any, at: str) -> None:
         raise UsageError(f"{at} is a {type(x).__name__}, which can be read only once; give a list or a tuple")
     elif hasattr(type(x), "get_seq_length"):  # a cache of transformers: state, which `tree` does not take apart
         return
-    elif isinstance(x, Mapping):
-        for k in x:
-            _walk(x[k], f"{at}[{k!r}]")
-    elif isinstance(x, tuple | list):
-        for i in range(len(x)):
-            _walk(x[i], f"{at}[{i}]")
+    elif isinstance(x, Mapping | tuple | list):
+        for k, inside in tree.held_in(x).items():
+            _walk(inside, f"{at}[{k!r}]")
     elif isinstance(x, type):
         return
     elif dataclasses.is_dataclass(x):

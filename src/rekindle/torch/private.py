@@ -60,9 +60,8 @@ dispatch_key_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 will_run = torch._C._will_engine_execute_node  # an autograd node, in the backward that is running
 disable_autocast = torch._C._DisableAutocast  # context manager: autocast is off for every device
 disable_modes = torch.utils._python_dispatch._disable_current_modes  # context manager: no dispatch mode is on
-disable_function_overrides = (
-    torch._C.DisableTorchFunction
-)  # context manager: neither modes nor classes change functions
+# Context manager: neither modes nor classes change functions.
+disable_function_overrides = torch._C.DisableTorchFunction
 function_modes = torch.overrides._get_current_function_mode_stack
 function_modes_number = torch._C._len_torch_function_stack
 from_functional_tensor = torch._from_functional_tensor  # the tensor behind a functional one

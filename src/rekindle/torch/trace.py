@@ -26,10 +26,10 @@ from .capture import capture as cap
 from .capture.captured import Captured
 from .capture.left_out import no_such_results
 from .capture.stand_in import has_stand_in, stand_ins
-from .costs import devices, unknown_sizes
+from .costs import devices
 from .costs.cache import environment
-from .costs.for_all import Costs, costs_for_all, with_costs
-from .costs.node_costs import known_workspaces, modelled_costs, node_costs
+from .costs.made_up import learn_sizes
+from .costs.node_costs import Costs, costs_for_all, known_workspaces, modelled_costs, node_costs, with_costs
 from .costs.optimizer_trial import names
 from .costs.optimizers import counted
 from .costs.resident import gradient_bytes, resident_beside
@@ -41,8 +41,7 @@ from .lowering.shape_only import without_shapes
 from .operators.node_tensors import tensors_of
 from .private import is_fake, store_of_processes
 from .situation import module_call as calls
-from .situation.attribute_reads import Reads
-from .situation.guards import Expected, InBackward
+from .situation.guards import Expected, InBackward, Reads
 from .situation.module_call import Key, as_arguments
 from .situation.module_paths import is_marked
 from .situation.numbers import Attribute, Numbers, Place, attributes_set, name_of, replaced
@@ -212,7 +211,7 @@ def trace(
 
 def trace_with(model: nn.Module, sample: Any, options: TraceOptions, progress: Progress = None) -> Trace:
     """`trace` with options that are checked."""
-    args, kwargs = call_arguments(sample)
+    args, kwargs = accept.sample(sample)
     accept.parameters(model, tree.flatten((args, kwargs))[0])
     companion.start()  # the search is compiled while the model is traced and its operators are timed
     with accept.alone("trace", model, progress), telling(progress) as tell, accept.gradients_on():
@@ -265,7 +264,7 @@ def trace_call(
             )
         fake = any(is_fake(t) for t in [*call.tensors, *model.parameters()])
         if not fake:
-            unknown_sizes.learn_sizes(captured)
+            learn_sizes(captured)
         _check_written(model, call.tensors, captured)
         paths = captured.module_path
         merged = merge_duplicates(captured, lambda n: is_marked(paths.get(n, ""), options.must_save))
@@ -353,22 +352,6 @@ def _environments(nodes: Iterable[Node]) -> str:
     """All that costs of these nodes depend on in this process, as text."""
     devices = {t.device.type for n in nodes for _, t in tensors_of(n)}
     return "; ".join(environment(torch.device(kind)) for kind in sorted(devices))
-
-
-def call_arguments(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(args, kwargs) of the call with this sample.
-
-    Raises
-    ------
-    UsageError : no plan can be made for a call with this sample.
-    """
-    return accept.sample(sample)
-
-
-def arguments_of_call(model: nn.Module, sample: Any) -> tuple[calls.ModuleCall, Callable[..., Any]]:
-    """(the call with this sample, the module's own forward)."""
-    forward = plain_forward(model)
-    return calls.bind(forward, *call_arguments(sample)), forward
 
 
 def module_kinds(model: nn.Module) -> tuple[tuple[str, str], ...]:

@@ -16,7 +16,7 @@ from models_in_parts import differing, routed, train
 from rekindle import FormatError
 from rekindle.parts.plan import SaveRule
 from rekindle.torch.compiled.saved_results import Prices, price
-from rekindle.torch.ways import again_ways
+from rekindle.torch.ways import trial_steps
 from rekindle.torch.ways.again import AgainForward
 
 aten = torch.ops.aten
@@ -98,7 +98,7 @@ def test_plans_choose_rules_and_their_files_carry_them(tmp_path: Path, monkeypat
     check = rekindle.verify(model, sample, count_flops=True)
     assert check.ok
     assert check.flops_overhead <= plan.overhead + 0.002
-    monkeypatch.setattr(again_ways, "RULES_MOST", 0)
+    monkeypatch.setattr(trial_steps, "RULES_MOST", 0)
     whole = rekindle.checkpoint(copy.deepcopy(twin), sample, 0.6, cost="flops", effort="quick", progress=False)
     assert plan.overhead < 0.9 * whole.forward.plan.overhead
     plan.save(tmp_path / "plan.json")

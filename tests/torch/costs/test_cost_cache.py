@@ -99,7 +99,7 @@ def test_a_pipe_or_a_folder_in_the_cache_holds_nothing_up(cache):
 WRITER = """
 import sys
 from rekindle.torch.costs.cache import CostCache
-from rekindle.torch.costs.measurement import Measurement
+from rekindle.torch.costs.cache import Measurement
 number, start = int(sys.argv[1]), sys.stdin.readline()
 for i in range(25):
     cache = CostCache("here")

@@ -9,9 +9,9 @@ from cost_nodes import aten, node
 from rekindle.torch.costs import clock, clock_cpu
 from rekindle.torch.costs import node_costs as costs
 from rekindle.torch.costs import operator_calls as calls
+from rekindle.torch.costs.cache import Measurement
 from rekindle.torch.costs.clock import Measured
 from rekindle.torch.costs.fits import Fits, fitted
-from rekindle.torch.costs.measurement import Measurement
 from rekindle.torch.costs.node_costs import modelled_costs, node_costs
 
 pytestmark = pytest.mark.usefixtures("cache")

@@ -16,7 +16,7 @@ from rekindle.torch.costs import cache as cost_cache
 from rekindle.torch.costs import clock, clock_cpu, devices, made_up
 from rekindle.torch.costs import node_costs as costs
 from rekindle.torch.costs import operator_calls as calls
-from rekindle.torch.costs.measurement import Measurement
+from rekindle.torch.costs.cache import Measurement
 from rekindle.torch.costs.node_costs import Cost, modelled_costs, node_costs
 
 pytestmark = pytest.mark.usefixtures("cache")

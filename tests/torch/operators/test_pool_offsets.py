@@ -16,9 +16,9 @@ from marks import sweep
 from rekindle.torch.costs.node_costs import modelled_costs, node_costs
 from rekindle.torch.measure.memory import allocator_peak
 from rekindle.torch.operators import pieces, rules
-from rekindle.torch.operators.own_ops import workspace_bytes
 from rekindle.torch.operators.pieces import PieceSettings
 from rekindle.torch.operators.pool_offsets import MAX_POOL2D_BACKWARD_BY_OFFSETS, POOL_OFFSETS
+from rekindle.torch.operators.record import workspace_bytes
 from rekindle.torch.private import FakeTensorMode, tree_map_only
 
 aten: Any = torch.ops.aten

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 import rekindle
 from marks import few
-from rekindle.torch.operators.own_ops import workspace_bytes
 from rekindle.torch.operators.random_in_place import OUT_OF_PLACE
+from rekindle.torch.operators.record import workspace_bytes
 from rekindle.torch.operators.table import OVERWRITES
 
 aten = torch.ops.aten

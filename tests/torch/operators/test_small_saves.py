@@ -18,9 +18,9 @@ from marks import every, few
 from rekindle.torch.costs.made_up import as_call
 from rekindle.torch.costs.node_costs import modelled_costs, node_costs
 from rekindle.torch.measure.memory import allocator_peak, storage_peak
-from rekindle.torch.operators import bit_rows, pieces, rules, small_saves
-from rekindle.torch.operators.own_ops import workspace_bytes
+from rekindle.torch.operators import pieces, rules, small_saves
 from rekindle.torch.operators.pieces import PieceSettings
+from rekindle.torch.operators.record import workspace_bytes
 from rekindle.torch.operators.small_saves import (
     DROPOUT_BACKWARD_BY_BITS,
     PACK_MASK,
@@ -43,7 +43,7 @@ ROWS = st.sampled_from([1, 9, 256])  # elements
 def pieces_of(most: int, least_row: int = 32) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pieces, "SETTINGS", PieceSettings(least_bytes=most, share=10**9))
-        patch.setattr(bit_rows, "ROW_LEAST_ELEMENTS", least_row)
+        patch.setattr(small_saves, "ROW_LEAST_ELEMENTS", least_row)
         yield
 
 

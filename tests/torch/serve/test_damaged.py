@@ -328,7 +328,7 @@ def test_damaged_caches_of_costs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rekindle.torch.costs import cache as cost_cache
-    from rekindle.torch.costs.measurement import Measurement
+    from rekindle.torch.costs.cache import Measurement
 
     caplog.set_level(logging.WARNING)
     store = cost_cache.CostCache("here")

@@ -15,8 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from rekindle.torch.situation.attribute_reads import Reads
-from rekindle.torch.situation.guards import Expected, Guards
+from rekindle.torch.situation.guards import Expected, Guards, Reads
 
 Patch = pytest.MonkeyPatch
 Change = Callable[[Patch], Any]

@@ -17,7 +17,7 @@ from torch import nn
 
 import rekindle
 from marks import every
-from rekindle.torch.situation.other_random import numpys, pythons
+from rekindle.torch.tensors.rng import numpys, pythons
 
 
 def every_generator() -> None:

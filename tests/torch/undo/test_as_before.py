@@ -150,6 +150,13 @@ def test_a_generator_in_an_attribute_is_put_back_and_never_a_constant(make: Any,
     assert state(model.generator) == before
 
 
+@pytest.mark.parametrize("make", [random.Random, np.random.default_rng, np.random.RandomState, torch.Generator])
+def test_a_generator_that_forward_does_not_use_is_no_constant(make: Any) -> None:
+    model = Net()
+    model.generator = make()
+    assert planned(model, torch.rand(32, 16)) is model
+
+
 def test_code_that_begins_anew_finds_everything_as_it_was() -> None:
     class Changing(Net):
         def __init__(self) -> None:

@@ -32,7 +32,7 @@ from ..private import (
     no_source_of_graphs_kept,
     tracing,
 )
-from ..situation.lru_caches import holds_traced
+from ..situation.callables import holds_traced
 from ..situation.module_paths import printable
 from ..situation.numbers import Numbers
 from ..tensors import tree
@@ -42,12 +42,12 @@ from ..undo.side_effects import VARIABLES, SideEffects, is_kept_for_itself
 from .attempts import check_stateless, export_joint
 from .attention import AttentionOfGpu
 from .captured import Captured
+from .eager_kernels import OUTSIDE
 from .flat import FlatForward, by_parameter
 from .joint_graph import read_joint_graph
 from .later_calls import check_later_calls, written_outside
 from .random_state import no_other_random
 from .trace_errors import UNKNOWN, changed_in_backward, depends_on_itself
-from .written_outside import PREFIX
 
 log = logging.getLogger("rekindle")
 USUAL = TraceOptions()
@@ -168,8 +168,8 @@ def _capture(
             if not e.reason.endswith(UNKNOWN) or not (outside := written_outside(flat, tensors, mode)):
                 raise
             for i, t in enumerate(outside):
-                flat.outside[f"{PREFIX}{i}"] = model._buffers[f"{PREFIX}{i}"] = t
-                stack.callback(model._buffers.pop, f"{PREFIX}{i}", None)
+                flat.outside[f"{OUTSIDE}{i}"] = model._buffers[f"{OUTSIDE}{i}"] = t
+                stack.callback(model._buffers.pop, f"{OUTSIDE}{i}", None)
             joint = export_joint(stack, flat, tensors)
         check_stateless(stack, flat, tensors, joint)
         check_later_calls(flat, tensors, mode, effects)

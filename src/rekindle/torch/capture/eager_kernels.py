@@ -1,15 +1,17 @@
-"""Makes tracing use the kernels and memory layouts that eager uses, since other kernels and layouts round differently."""
+"""Makes tracing use the kernels and memory layouts that eager uses, since other kernels and layouts round differently; and lets
+forward write to tensors that torch takes for constants, as eager does."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 
 from ..operators import hidden_writes, random_in_place
 from ..private import (
@@ -21,6 +23,7 @@ from ..private import (
     all_op_names,
     dispatch_key_is_excluded,
     from_functional_tensor,
+    pytree,
     tree_map_only,
 )
 
@@ -217,3 +220,28 @@ class OfConstants(TorchDispatchMode):
         made = func(*args, **(kwargs or {}))
         plain = isinstance(func, OpOverload) and not any(r.alias_info for r in func._schema.returns)
         return tree_map_only(FakeTensor, FunctionalTensor.to_functional, made) if plain else made
+
+
+OUTSIDE = "_rekindle_outside_"  # of the names of buffers that stand for tensors of no module
+
+
+class InTheirPlace(TorchFunctionMode):
+    """Inside, operators work on stand-ins. outside : id of a tensor -> (the tensor, its stand-in).
+
+    Torch traces a tensor that stands in no module, but in a global, a closure or an object of the user's, as a constant, to
+    which nothing can be written. So a buffer of the model stands for it while the step is captured, and planned steps write to
+    the tensor itself, as they do to buffers.
+    """
+
+    def __init__(self, outside: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> None:
+        super().__init__()
+        self._outside = outside
+        self._back = {id(stand): t for t, stand in outside.values()}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def stand(x: Any) -> Any:
+            return self._outside[id(x)][1] if id(x) in self._outside else x
+
+        args, kwargs = pytree.tree_map(stand, (args, kwargs or {}))
+        out = func(*args, **kwargs)
+        return self._back.get(id(out), out)  # `d["n"] += 1` puts the result into the dict

@@ -16,16 +16,14 @@ from ...errors import TraceError
 from ...printed import listed
 from ...saying.frames import ChangeFinder, in_short, line_of, users_frame
 from ..private import is_fake, mutations_of, place_of
-from ..situation import lru_caches
-from ..situation.callables import closure_of, line_that_sets
-from ..situation.hooks import described, is_torchs, user_hooks
+from ..situation.callables import caches_emptied, closure_of, described, is_torchs, line_that_sets, user_hooks
 from ..situation.numbers import Argument, Numbers, name_of
 from ..situation.surroundings import is_cast_once
 from ..tensors import tree
 from ..tensors.loss import losses
 from ..undo.attributes import Attributes, Changes, Kind, kind_of, tensors_in_attributes
 from .captured import Assigned
-from .eager_kernels import EagerLayout, one_cast_each
+from .eager_kernels import EagerLayout, InTheirPlace, one_cast_each
 from .extents import indices_for_masks
 from .inner_checkpoints import checkpoints_inside
 from .inner_results import inner_results, mark
@@ -33,7 +31,6 @@ from .known_values import KnownValues, Question
 from .left_out import taken_apart
 from .stand_in import own_classes
 from .trace_errors import lets_require_grad, moves
-from .written_outside import InTheirPlace
 
 
 @dataclass(frozen=True)
@@ -142,7 +139,7 @@ class FlatForward(nn.Module):
                     self._refuse_filled_marks()
                     self._left = [(x, dict(x)) for m in self.model.modules() for x in _tables(m)]
         except Exception:
-            lru_caches.emptied(self.model, everywhere=True)  # a tensor of another run may be what it failed on
+            caches_emptied(self.model, everywhere=True)  # a tensor of another run may be what it failed on
             raise
         finally:
             self.unseen, self.questions = layout.unseen, known.questions
@@ -150,7 +147,7 @@ class FlatForward(nn.Module):
             self.inside = list(tensors_in_attributes(self.model).values())
             self.changes = state.restore(only_tensors=self.goes_on)
             self.inside += tensors_in_attributes(self.model).values()
-            self.cached = lru_caches.emptied(self.model) or self.cached
+            self.cached = caches_emptied(self.model) or self.cached
         found, self.output_spec, self.fills, self.no_results, of_result = made
         if functions := _FUNCTIONS.intersection(tree.opaque_kinds(self.output_spec)):
             raise TraceError(

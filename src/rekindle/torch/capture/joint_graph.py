@@ -15,9 +15,9 @@ from ..private import OpOverload, aot, fake_mode_of, is_fake, tree_leaves
 from ..situation.module_paths import module_path, source_line
 from ..tensors import tree
 from .captured import Captured
+from .eager_kernels import OUTSIDE
 from .inner_results import take_marks
 from .trace_errors import NO_BACKWARD, moves
-from .written_outside import PREFIX
 
 _PREFIX = "model."  # of names: the traced FlatForward has the user's module as a submodule
 
@@ -44,7 +44,7 @@ def read_joint_graph(c: Captured, model: nn.Module) -> Captured:
             _call(roles, n, by_seq)
         elif n.op == "output":
             _results(roles, n, place, model)
-    for n in [n for n, name in roles.buffers.items() if name.startswith(PREFIX)]:
+    for n in [n for n, name in roles.buffers.items() if name.startswith(OUTSIDE)]:
         roles.constants[n] = model._buffers[roles.buffers.pop(n)]  # type: ignore[assignment]
     if not roles.tangents and (kinds := sorted(set(tree.opaque_kinds(c.output_spec)))):
         raise TraceError(

@@ -14,7 +14,7 @@ import torch
 from ...errors import TraceError
 from ...saying.frames import in_short, is_users, line_of, users_frame
 from ..private import disable_modes
-from ..situation.other_random import numpys, pythons
+from ..tensors.rng import numpys, pythons
 
 SETS_GENERATOR = "reads or sets the state of torch's random generator"
 # Functions in these modules act for their callers.

@@ -10,7 +10,8 @@ import contextlib
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -25,13 +26,14 @@ from ..measure.recording import signature
 from ..run.own_forward import SwitchedForward
 from ..serve.said_once import WarnOnce
 from ..situation.callables import codes_in
+from ..situation.globals import Globals
 from ..situation.surroundings import not_in_graphs
-from ..situation.values import CODE
+from ..situation.values import CODE, Key, Watch, key_of
 from ..tensors import tree
 from ..tensors.lock import LOCK
 from ..tensors.objects import function_in
+from ..undo.side_effects import methods_of
 from .compiler import allow_retaining, as_partitioner, limit_reached_by, mode_settings
-from .late_values import LateValues
 from .saving import Saving
 
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")  # where their errors are defined
@@ -229,3 +231,50 @@ def own_function(run: Any) -> Callable[..., Any]:
 def own_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """The forward of the module's class."""
     return type(module).forward(module, *args, **kwargs)
+
+
+# -- values that code in backward reads: compiled code has them as they were in forward --------------------------------
+_HANGS = {"register_hook", "register_post_accumulate_grad_hook"}  # methods by which code hangs hooks on tensors
+
+
+class LateValues:
+    """The values that autograd Functions and hooks of a module may read in backward, as far as its code names them."""
+
+    def __init__(self, model: nn.Module):
+        kinds = {type(m) for m in model.modules() if type(m).__module__.partition(".")[0] != "torch"}
+        methods = [f for kind in kinds for f in methods_of(kind)]
+        self._model, self._code = weakref.ref(model), [*Globals(methods, Watch(), ()).backward]
+        for f in methods:
+            for c in [c for c in codes_in(f.__code__) if _HANGS.intersection(c.co_names)]:
+                named = [f.__globals__.get(k) for k in c.co_names] + [g for g in methods if g.__name__ in c.co_names]
+                inner = [x for x in c.co_consts if isinstance(x, types.CodeType)]
+                self._code += [g for g in named if isinstance(g, types.FunctionType)]
+                self._code += [_without_closure(x, f.__globals__) for x in inner]
+        self._names = {k for f in self._code for c in codes_in(f.__code__) for k in c.co_names}
+
+    def _keys(self, model: nn.Module) -> dict[str, Key]:
+        held = [(path, vars(m)) for path, m in model.named_modules()]
+        found = {
+            f"{path}.{k}".lstrip("."): key_of(table[k]) for path, table in held for k in self._names & table.keys()
+        }
+        return Globals(self._code, Watch(), ()).keys | found
+
+    def watch(self, result: Any) -> None:
+        """Let the backward of this result raise an error if one of the values has changed until then."""
+        model = self._model()
+        if self._code and model is not None:
+            for node in {t.grad_fn for t in tree.tensors_in(result) if t.grad_fn is not None}:
+                node.register_prehook(functools.partial(self._compare, self._keys(model)))
+
+    def _compare(self, before: Mapping[str, Key], _: Any) -> None:
+        model = self._model()
+        changed = [] if model is None else [k for k, x in self._keys(model).items() if before.get(k) != x]
+        if changed:
+            raise RekindleError(
+                f"{changed[0]} was set after forward, and code in backward of {type(model).__name__} may read it; "
+                "compiled code reads it in forward. Set it before forward, or plan without compile="
+            )
+
+
+def _without_closure(code: types.CodeType, table: dict[str, Any]) -> types.FunctionType:
+    return types.FunctionType(code, table, closure=tuple(types.CellType() for _ in code.co_freevars))

@@ -1,8 +1,8 @@
 """Seconds and workspace of operator calls, measured within a few seconds by running them in rounds.
 
 In the first round each call runs once, and its memory is watched; kernels with much workspace come first. In later rounds the
-calls that weigh most in the step are timed in turns, so that a busy moment of the machine hits no call alone. `clock_cpu` and
-`clock_cuda` run a call on a device.
+calls that weigh most in the step are timed in turns, so that a busy moment of the machine hits no call alone. On the CPU
+`clock_cpu` runs a call; on NVIDIA GPUs seconds are measured by CUDA events, and workspace by the allocator's peak.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from .made_up import Operands
-from .measurement import ELEMENT_WISE, SPREAD_MOST, op_class
+import torch
+
+from ..operators.rules import runnable
+from .cache import ELEMENT_WISE, SPREAD_MOST, op_class
+from .made_up import Operands, new_bytes
 from .operator_calls import OperatorCall
 
 log = logging.getLogger(__name__)
@@ -165,3 +168,57 @@ def _tried(call: OperatorCall) -> Iterator[None]:
         yield
     except Exception as e:
         log.debug("%s not measured: %s", call.key, e)
+
+
+def measure_cuda(calls: Sequence[OperatorCall], counts: Mapping[OperatorCall, int], found: Measured) -> None:
+    """Measure calls on GPUs. counts : how often the step runs each."""
+    runner = CudaRunner(found)
+    measure(calls, counts, runner, found, math.inf)
+
+
+class CudaRunner:
+    """Runs calls on a GPU. A call that does not fit its memory raises, and is then estimated."""
+
+    def __init__(self, found: Measured) -> None:
+        self._found = found
+
+    def clock(self) -> WallClock:
+        return WallClock()
+
+    def once(self, call: OperatorCall, args: Any, kwargs: Any) -> float:
+        """Seconds per run. Before, it runs once to load kernels and the lasting buffers of libraries, and once for memory."""
+        with torch.cuda.device(call.device):
+            new = new_bytes(runnable(call.target)(*args, **kwargs), (args, kwargs))
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            # requested bytes, before the allocator rounds them up
+            level = torch.cuda.memory_stats()["requested_bytes.all.current"]
+            begin = time.perf_counter()
+            runnable(call.target)(*args, **kwargs)
+            torch.cuda.synchronize()
+            rough = time.perf_counter() - begin
+            peak = torch.cuda.memory_stats()["requested_bytes.all.peak"]
+            self._found.workspace[call] = max(0, peak - level - new)
+        return self.runs(call, args, kwargs, number=1 if rough > SLOW_S else RUNS_MOST)
+
+    def runs(self, call: OperatorCall, args: Any, kwargs: Any, number: int) -> float:
+        """The runs are queued together, as a step queues them."""
+        with torch.cuda.device(call.device):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            for _ in range(number):
+                runnable(call.target)(*args, **kwargs)
+            end.record()
+            end.synchronize()
+            return max(1e-9, begin.elapsed_time(end) / 1e3 / number)
+
+
+class WallClock:
+    """Seconds that pass."""
+
+    def __init__(self) -> None:
+        self._begin = time.perf_counter()
+
+    def seconds(self) -> float:
+        """Seconds since the clock was made."""
+        return time.perf_counter() - self._begin

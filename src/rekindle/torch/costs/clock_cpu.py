@@ -40,9 +40,8 @@ class CpuRunner:
         self._marks: dict[OperatorCall, tuple[str, int]] = {}  # and the bytes of new results
         self._stack = ExitStack()
         self._recorded: CpuAllocations | None = None
-        if (
-            profiler_is_running() or profiler_runs_elsewhere()
-        ):  # torch allows one recording at a time, and the caller has one
+        # Torch allows one recording at a time, and the caller has one.
+        if profiler_is_running() or profiler_runs_elsewhere():
             log.warning("a profiler is running: the workspace of operators cannot be measured and counts as 0")
         else:
             self._recorded = self._stack.enter_context(cpu_allocations())

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .measurement import Measurement, op_class, op_of
+from .cache import Measurement, op_class, op_of
 from .operator_calls import kind_of
 
 # When a fit is believed. The values are guesses.

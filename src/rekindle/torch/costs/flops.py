@@ -13,7 +13,7 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from ..operators.table import OPERATORS
-from ..tensors.instrument import Instrument
+from ..tensors.op_tensors import Instrument
 
 aten = torch.ops.aten
 _OURS = {getattr(aten, name.removeprefix("aten::")): op.flops for name, op in OPERATORS.items() if op.flops is not None}
@@ -36,7 +36,8 @@ def op_flops(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: A
 
 
 class FlopCount(Instrument):
-    """Counts the FLOPs of every operator that runs inside, forward and backward, on real or fake tensors, in `total`.
+    """Counts the FLOPs of every operator that runs inside, forward and backward, on real or fake tensors, in `total`, and these
+    operators in `ops`.
 
     >>> with FlopCount() as count:
     ...     _ = torch.ones(2, 3) @ torch.ones(3, 5)
@@ -46,7 +47,8 @@ class FlopCount(Instrument):
 
     def __init__(self) -> None:
         super().__init__()
-        self.total = 0
+        self.total = self.ops = 0
 
     def after(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         self.total += op_flops(func, args, kwargs, out)
+        self.ops += 1

@@ -1,15 +1,23 @@
-"""Runs of an operator call on made-up tensors, outside of everything that the caller has switched on."""
+"""Runs of an operator call on made-up tensors, outside of everything that the caller has switched on.
+
+They also give the sizes of results that PyTorch's shape rules do not know, the workspaces that fused recurrent kernels save for
+backward: the rules return an empty byte tensor, the kernels megabytes.
+"""
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch import fx
 from torch.fx import Node
 
+from ..capture.captured import Captured, joint_fake_mode
+from ..operators import rules
 from ..operators.memory_order import elements_spanned
 from ..operators.rules import runnable
 from ..operators.table import record_of
@@ -136,3 +144,46 @@ def new_bytes(out: Any, inputs: Any) -> int:
     """Bytes of the storages that results use and inputs do not."""
     old = storages_of(tensors_in(inputs))
     return sum(s.nbytes() for key, s in storages_of(tensors_in(out)).items() if s is not None and key not in old)
+
+
+log = logging.getLogger(__name__)
+
+
+def learn_sizes(c: Captured) -> None:
+    """Give every empty byte result in the graph its true size, if the op's device is present."""
+    mode = joint_fake_mode(c.graph_module)
+    known: dict[Any, list[int]] = {}
+    for n in c.nodes:
+        members = n.meta.get("val")
+        if not isinstance(members, tuple | list) or mode is None:
+            continue
+        unknown = [i for i, t in enumerate(members) if isinstance(t, torch.Tensor) and _is_unknown(t)]
+        if not unknown:
+            continue
+        key, run = as_call(n)
+        if key not in known:
+            try:
+                out = run()
+                known[key] = [x.numel() if isinstance(x, torch.Tensor) else 0 for x in out]
+            except Exception as e:
+                log.debug("size of what %s returns is not known: %s", n.target, e)
+                continue
+        grown = list(members)
+        for i in unknown:
+            with mode:
+                grown[i] = torch.empty(known[key][i], dtype=torch.uint8, device=members[i].device)
+            _replace(n, i, grown[i])
+        n.meta["val"] = tuple(grown)
+
+
+def _is_unknown(t: torch.Tensor) -> bool:
+    return t.dtype == torch.uint8 and t.numel() == 0
+
+
+def _replace(n: fx.Node, index: int, t: torch.Tensor) -> None:
+    """Set the fake tensor of the nodes that take member `index` of the results of n, and of their aliases."""
+    names = [u for u in n.users if getattr(u.target, "__name__", "") == "getitem" and u.args[1] == index]
+    while names:
+        u = names.pop()
+        u.meta["val"] = t
+        names += [w for w in u.users if w.target in rules.PASS_THROUGH]

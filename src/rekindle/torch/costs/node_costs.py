@@ -2,29 +2,32 @@
 
 They are measured if the operators' device is present: distinct calls run on made-up tensors of the right shape (`clock`), and
 are kept on disk (`cache`). A call that was not measured gets the roofline that was fitted to the others (`fits`). If the device
-is absent, all costs are the roofline (`devices`), without workspace but for operators of this package, which know theirs.
+is absent, all costs are the roofline (`devices`), without workspace but for operators of this package, which know theirs. Of a
+distributed run, one process measures for all, so that costs never lead to different plans.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from ..operators.own_ops import workspace_bytes
+from ...errors import FormatError
+from ...model.graph import Graph
+from ..operators.record import workspace_bytes
 from ..private import is_fake
+from ..tensors import ranks
 from . import devices
-from .cache import CostCache, environment
-from .clock import Measured
+from .cache import CostCache, Measurement, environment
+from .clock import Measured, measure_cuda
 from .clock_cpu import measure_cpu
-from .clock_cuda import measure_cuda
 from .fits import Fits
 from .made_up import at_hand, undisturbed
-from .measurement import Measurement
 from .operator_calls import OperatorCall, call_of
 
 
@@ -223,3 +226,49 @@ def _costs(calls: Sequence[OperatorCall], known: Mapping[str, Measurement]) -> d
         return Cost(seconds, call.flops, held)
 
     return {call: cost(call) for call in calls}
+
+
+Costs = list[tuple[float, int, int]]  # seconds, FLOPs and bytes of workspace of each op
+
+
+def costs_for_all(
+    graph: Graph, count: int, where: str, make: Callable[[], Costs], progress: Callable[[str], None] | None
+) -> Costs:
+    """Measured costs of `count` ops of a graph, from the one process that measures them.
+
+    where : the devices, versions and settings on which costs depend; processes that differ in them measure on their own.
+    """
+    question = {"graph_hash": graph.hash, "environment": where}
+    found = ranks.once("the measured costs of operators", question, make, lambda costs: costs, progress)
+    if isinstance(found, ranks.Received):
+        return costs_from_json(found.answer, count, "costs that another process measured")
+    return found
+
+
+def with_costs(graph: Graph, at: Sequence[int], costs: Costs) -> Graph:
+    """The graph with these costs of the ops `at`."""
+    ops = list(graph.ops)
+    for i, (seconds, flops, workspace) in zip(at, costs, strict=True):
+        ops[i] = replace(ops[i], seconds=seconds, flops=flops, workspace=workspace)
+    return replace(graph, ops=tuple(ops))
+
+
+def costs_from_json(doc: Any, count: int, where: str) -> Costs:
+    """Costs as another process wrote them. count : how many there should be.
+
+    Raises
+    ------
+    FormatError : they are no costs, or of another number.
+    """
+    if not isinstance(doc, list) or len(doc) != count or not all(map(_is_cost, doc)):
+        raise FormatError(
+            f"{where} are no costs of the ops of this graph; use one version of Rekindle in all processes"
+        )
+    return [(float(s), f, w) for s, f, w in doc]
+
+
+def _is_cost(x: Any) -> bool:
+    if not isinstance(x, list) or len(x) != 3 or any(isinstance(y, bool) for y in x):
+        return False
+    seconds, *whole = x
+    return isinstance(seconds, int | float) and math.isfinite(seconds) and all(isinstance(y, int) for y in whole)

@@ -32,8 +32,7 @@ from ..situation.module_paths import paths_followed
 from ..tensors.loss import default_loss
 from ..undo.kept import kept
 from .kernel_memory import KernelMemory
-from .optimizer_twin import OptimizerTwin
-from .twin import Twin, storage_sizes, twin
+from .twin import OptimizerTwin, Twin, storage_sizes, twin
 from .watch import BACKWARD, OPTIMIZER, Moment, StepWatch
 
 LossOf = Callable[[Any], torch.Tensor]

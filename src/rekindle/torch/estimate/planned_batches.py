@@ -22,7 +22,7 @@ from ...planning.variants import cheaper
 from ...saying.progress import announce
 from ...saying.sizes import format_bytes
 from .. import accept
-from ..operators.own_ops import workspace_bytes
+from ..operators.record import workspace_bytes
 from ..private import is_fake
 from ..run import stages
 from ..serve.plan_rewritten import plan_rewritten, rewritten_alike
@@ -30,7 +30,7 @@ from ..serve.plan_trace import bookkeeping, with_link
 from ..tensors import tree
 from ..tensors.op_tensors import tensors_in
 from ..trace import Trace, trace
-from .kernel_calls import kernel_call, may_take_memory
+from .kernel_memory import kernel_call, may_take_memory
 from .twin import twin
 from .watch import OPTIMIZER
 

@@ -13,14 +13,13 @@ from torch import nn
 
 from ...model.op_names import operator_name
 from ..costs import devices
-from ..costs.modelled import op_seconds
+from ..costs.operator_calls import op_seconds
 from ..measure.measured_step import at_each_gradient
 from ..measure.memory import Storages
 from ..operators.node_tensors import describe
 from ..private import OpOverload, backward_node_number, sequence_number
 from ..tensors.op_tensors import storage_of, storages_of, tensors_in
-from .kernel_calls import KernelCall, kernel_call, may_take_memory
-from .kernel_memory import KernelMemory, result_sizes, sizes_unknown
+from .kernel_memory import KernelCall, KernelMemory, kernel_call, may_take_memory, result_sizes, sizes_unknown
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer step"
 

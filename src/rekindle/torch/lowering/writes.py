@@ -19,8 +19,8 @@ from torch import fx
 
 from ..capture.captured import Captured
 from ..operators import rules
+from ..operators.corrected import in_place_call
 from ..operators.node_tensors import is_view, storage_bytes, tensors_of, with_values
-from ..operators.overwrites import in_place_call
 from ..operators.table import OVERWRITES, may_overwrite
 
 aten = torch.ops.aten

@@ -30,6 +30,15 @@ def as_before(
         yield before
 
 
+def nothing_saved(error: Exception) -> contextlib.AbstractContextManager[Any]:
+    """Inside, nothing is saved for backward. error : is raised where a tensor is asked for that was not saved."""
+
+    def never(_: Any) -> Any:
+        raise error
+
+    return torch.autograd.graph.saved_tensors_hooks(lambda t: None, never)
+
+
 def same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
     """Bitwise equality (NaN equals NaN); None equals None."""
     if a is None or b is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from math import inf
 
 import torch
 
@@ -68,7 +67,7 @@ def compare(
         most = vary if kind == "gradients" else {}
         measured = [k for k in wrong if k in apart or k in most]
         least = least_scale(b.values()) if kind == "gradients" and measured else 0.0
-        off = {k: _apart(a.get(k), b.get(k), least) for k in measured}
+        off = {k: difference(a.get(k), b.get(k), least) for k in measured}
         close = {k: x for k, x in off.items() if k in apart and x <= may.most}
         varying = [k for k, x in off.items() if k not in close and x <= most.get(k, 0.0)]
         wrong = [k for k in wrong if k not in close and k not in varying]
@@ -115,10 +114,6 @@ def without_others_draws(found: Compared, steps: Iterable[tuple[Outcome, Callabl
 
 
 _Tensors = Mapping[str, torch.Tensor | None]
-
-
-def _apart(one: torch.Tensor | None, other: torch.Tensor | None, least: float) -> float:
-    return inf if one is None or other is None else difference(one, other, least)
 
 
 def _by(off: dict[str, float], name: str) -> str:

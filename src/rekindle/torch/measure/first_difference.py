@@ -11,8 +11,7 @@ from ...model.op_names import op_words
 from ..private import OpOverload
 from ..run.program import op_that_runs
 from ..situation.surroundings import casting_device
-from ..tensors.instrument import Instrument
-from ..tensors.op_tensors import content_bytes, tensors_in
+from ..tensors.op_tensors import Instrument, content_bytes, tensors_in
 from .as_before import same
 from .comparison import compare
 from .measured_step import Outcome

@@ -20,8 +20,7 @@ from torch.autograd.profiler import record_function
 
 from ...errors import UsageError
 from ..costs.allocations import cpu_allocations, peak_and_end, recording_is_safe
-from ..tensors.instrument import Instrument, Together
-from ..tensors.op_tensors import storage_of, tensors_in
+from ..tensors.op_tensors import Instrument, Together, storage_of, tensors_in
 
 PREFIX = "rekindle: "  # of the names of marks in a recording
 PYTHONS_OWN = 1_000  # more objects than Python freezes itself: 375 in 3.12, none in 3.11

@@ -15,7 +15,7 @@ from ...errors import RekindleError, TraceError
 from ...saying.frames import users_line
 from ..private import fake_mode_of
 from ..tensors import tree
-from ..tensors.instrument import Instrument
+from ..tensors.op_tensors import Instrument
 from .as_before import as_before
 
 CALL_MOST_S = 20.0  # after which a call that has gone well so far is ended; a guess

@@ -21,7 +21,7 @@ from ..situation.values import key_of
 from ..tensors.lock import LOCK
 from ..tensors.sharded import Whole, any_fully_sharded, is_fully_sharded, made_whole, sharded_again
 from ..trace import module_kinds, plain_forward
-from .as_before import as_before
+from .as_before import as_before, nothing_saved
 from .measured_step import Subject
 
 OTHER_DRAWS_MOST = 8  # forwards with other random numbers, until one has called every layer. A guess
@@ -253,7 +253,7 @@ def one_forward(
         for m, forward in instead:
             stack.enter_context(forward_instead(m, forward))
         if not saving:
-            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(lambda t: None, _not_saved))
+            stack.enter_context(nothing_saved(_Asked("a tensor that was not saved is asked for")))
         forward = plain_forward(s.model)
         if is_fully_sharded(s.model):  # hooks make its parameters whole
             stack.enter_context(forward_instead(s.model, forward))
@@ -275,7 +275,3 @@ def may_be_part(module: nn.Module) -> bool:
     if isinstance(module, nn.RNNBase | nn.MultiheadAttention):
         return True
     return bool(list(module.children())) or not type(module).__module__.startswith("torch.nn.")
-
-
-def _not_saved(_: Any) -> Any:
-    raise _Asked("a tensor that was not saved is asked for")

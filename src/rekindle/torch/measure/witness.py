@@ -11,7 +11,7 @@ from torch.fx.node import map_aggregate
 
 from ..lowering.resize import content
 from ..private import StorageWeakRef, TorchDispatchMode
-from ..situation.attribute_reads import Reads
+from ..situation.guards import Reads
 
 
 class Witness(TorchDispatchMode):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .own_ops import OwnOp, define
+from .record import OwnOp, define
 
 aten = torch.ops.aten
 BATCH_NORM = aten.cudnn_batch_norm.default  # (input, weight, bias, mean, variance, training, momentum, eps)

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from .corrected import grad_input, in_place, keeps_strides, over_either, where_it_fits
 from .cut_call import broadcast
-from .overwrites import grad_input, in_place, keeps_strides, over_either, where_it_fits
 from .record import EVERYWHERE, Operator
 from .strides import as_a_sum, as_first_if_dense, contiguous, result_strides
 

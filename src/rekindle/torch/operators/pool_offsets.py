@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from .cut_call import Call, Draft, Slice, alike
-from .own_ops import OwnOp, define
 from .pieces import Planes, most_bytes, tensor_bytes
-from .record import EVERYWHERE, ON_CPU, Operator, always
+from .record import EVERYWHERE, ON_CPU, Operator, OwnOp, always, define
 from .small_saves import packed_strides, shape_of_slice
 
 aten = torch.ops.aten

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from .corrected import in_grad_mode
+from .corrected import in_grad_mode, in_place
 from .cut_call import SUM, Call, Dim, Draft, Rule, Slicing, aligned
-from .overwrites import in_place
 from .record import Given, Operator, Valid, always
 
 aten = torch.ops.aten

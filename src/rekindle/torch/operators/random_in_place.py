@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 
 from ..private import FunctionalTensor, OpOverload
+from .corrected import where_it_fits
 from .memory_order import elements_spanned
-from .overwrites import where_it_fits
-from .own_ops import OwnOp, define
-from .record import Operator
+from .record import Operator, OwnOp, define
 from .strides import result_strides
 
 aten = torch.ops.aten

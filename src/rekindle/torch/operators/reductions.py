@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from .corrected import over_rows
 from .cut_call import SUM, Call, Draft, Slicing, others
-from .overwrites import over_rows
 from .record import BY_ELEMENT, BY_ROW, Operator, Sample
 from .strides import contiguous, contiguous_if_open
 

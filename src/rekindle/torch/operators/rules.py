@@ -11,7 +11,7 @@ from torch import fx
 
 from ..private import OpOverload
 from .corrected import fitted
-from .own_ops import NAMESPACE, plain_function
+from .record import NAMESPACE, plain_function
 from .table import OPERATORS, by_overload
 
 aten = torch.ops.aten

@@ -9,12 +9,11 @@ import torch
 
 from ..private import OpOverload
 from . import convolutions, indexing, losses, norms, pointwise, pools, products, reductions, views
+from .corrected import FITS
 from .cut_call import Rule, broadcast
-from .overwrites import FITS
-from .own_ops import NAMESPACE
 from .pool_offsets import OPERATORS as POOL_OFFSETS
 from .random_in_place import OPERATORS as DRAWS
-from .record import Operator, overloads
+from .record import NAMESPACE, Operator, overloads
 from .small_saves import OPERATORS as SMALL_SAVES
 
 _FAMILIES = (norms, convolutions, products, pools, losses, reductions, indexing, views, pointwise)

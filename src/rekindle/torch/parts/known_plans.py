@@ -22,15 +22,15 @@ from ...model import formats, options_file
 from ...model.cache_folder import cache_folder
 from ...parts.files import parts_plan_from_json
 from ...parts.plan import PartsPlan
+from ...planning.remembered import digest, read, write
+from .. import accept
 from ..compiled.saving import VERSION as SAVING_VERSION
 from ..compiled.stage import Stage
 from ..costs.cache import environment
 from ..measure.measured_step import Subject
 from ..serve.verify import subject
 from ..tensors import tree
-from ..trace import call_arguments
 from ..ways.finding import Found
-from ..ways.known_ways import digest, read, write
 from .dividing import PartsRequest, held_throughout
 
 FORMAT = "rekindle.remembered_parts/1"
@@ -77,7 +77,7 @@ def keep(path: Path | None, plan: PartsPlan) -> None:
 def question(request: PartsRequest) -> dict[str, Any]:
     """All on which the plans depend, but for measured costs and the state of the model: processes should not differ there."""
     options, captured = request.options, request.captured
-    args, kwargs = call_arguments(request.sample)
+    args, kwargs = accept.sample(request.sample)
     tensors = tree.flatten((args, kwargs))[0]
     return {
         "model": hashlib.sha256(repr(_shapes(request.model)).encode()).hexdigest(),

@@ -23,8 +23,8 @@ from ..run import stages
 from ..run.bound import BoundPlan
 from ..tensors.sharded import class_name
 from ..trace import plain_forward
-from ..ways.again_ways import again_ways
 from ..ways.finding import Found, Unit
+from ..ways.trial_steps import again_ways
 from .choices import Choices, smallest
 
 # A part is worth a plan if its ways save at least so large a share of the bytes that it holds plain, and if equal parts save

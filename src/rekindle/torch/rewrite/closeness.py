@@ -84,10 +84,12 @@ def least_scale(gradients: Iterable[torch.Tensor | None]) -> float:
     return LEAST_SHARE * max((_largest(g.detach()) for g in gradients if g is not None), default=0.0)
 
 
-def difference(one: torch.Tensor, other: torch.Tensor, least: float = 0.0) -> float:
+def difference(one: torch.Tensor | None, other: torch.Tensor | None, least: float = 0.0) -> float:
     """The largest difference of two tensors of one shape, relative to the largest element of the second one, or to `least`
     where that is larger. Elements that are NaN, or the same infinity, in both do not differ; those that are so in one alone do
-    without end."""
+    without end, as do a tensor and None."""
+    if one is None or other is None:
+        return 0.0 if one is other else float("inf")
     if one.shape != other.shape or one.dtype != other.dtype:
         return float("inf")
     if not other.numel():

@@ -20,19 +20,20 @@ from torch import fx, nn
 from ...errors import RekindleError
 from ...saying import notices
 from ..capture.captured import fake_result
+from ..capture.eager_kernels import InTheirPlace
 from ..capture.inner_results import edges_behind
 from ..capture.left_out import taken_apart
-from ..capture.written_outside import InTheirPlace
 from ..lowering.phases import is_read, phases
 from ..operators import rules
 from ..operators.node_tensors import storage_bytes
 from ..private import backward_keeps_graph, backward_number, in_func_transform, pytree, stand_for_many, will_run
 from ..situation.guards import Guards
 from ..situation.module_call import ModuleCall
-from ..situation.numbers import Attribute, attributes_set, holder_of, name_of, read, replaced, values_set
+from ..situation.numbers import Attribute, attributes_set, holder_of, name_of, read, replaced
 from ..situation.surroundings import autocast_of, casts_now
 from ..situation.values import plain_of
 from ..tensors import rng, tree
+from ..tensors.objects import values_set
 from ..trace import Trace, plain_forward
 from ..undo.attributes import Attributes
 from ..undo.restorable import PutBack
@@ -246,7 +247,7 @@ class Second:
         model, tensors = a.model(), [t() for t in self._tensors]
         if model is None:
             raise _refusal(asked, "the module was deleted")
-        expected, before = a.trace.expected, {}
+        expected, before = a.trace.expected, list[Any]()
         for name in expected.differences(model):
             if name in c.assigned or expected.early is not None and name not in expected.early:
                 continue
@@ -254,7 +255,7 @@ class Second:
             holder, leaf = holder_of(model, name)
             if leaf not in getattr(holder, "__dict__", ()) or (x := plain_of(key)) is key:
                 raise _refusal(asked, f"{name}, which forward reads, has changed since")
-            before[holder, leaf] = x
+            before.append((holder if isinstance(holder, type) else vars(holder), leaf, x))
         owner = None if self._owner is None else self._owner()
         if owner is not None and owner.is_checked:  # the model's forward takes them itself, in each step
             raise _refusal(asked, "then no plan of the module lowers the step's memory")

@@ -22,8 +22,8 @@ from ...model.schedule import Schedule
 from ...planning.candidates import Known
 from ...planning.planner import plan_graph
 from ...saying.sizes import format_bytes
-from ..costs.for_all import costs_from_json, with_costs
 from ..costs.link import link_of
+from ..costs.node_costs import costs_from_json, with_costs
 from ..operators import rules
 from ..operators.node_tensors import tensors_of
 from ..run import stages

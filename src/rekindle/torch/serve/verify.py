@@ -34,7 +34,6 @@ from ..run.sample import Sample
 from ..tensors import tree
 from ..tensors.precision import deterministic
 from ..tensors.rng import cuda_indices
-from ..trace import call_arguments
 from .planned import PlannedForward, planned_forward
 
 
@@ -152,7 +151,7 @@ def check_step(
         planned = PlannedForward(model, plan, "error", lambda *_: Replanned(plan, ""), check=False)
     if planned is None:
         raise UsageError("the model has no plan; give one, or call rekindle.apply(model, plan) first")
-    accept.measurable(model, *call_arguments(sample))
+    accept.measurable(model, *accept.sample(sample))
     how = planned.plan.trace_options
     s = subject(model, sample, loss, how.gradients, how.unused)
     steps, fake = Steps(s, {"planned": planned, "plain": planned.plain}), s.fake is not None
@@ -278,7 +277,7 @@ def subject(
     ------
     UsageError : the model or its sample lies on the meta device, or on several GPUs.
     """
-    args, kwargs = call_arguments(sample)
+    args, kwargs = accept.sample(sample)
     tensors = tree.flatten((args, kwargs))[0]
     state = [*model.parameters(), *model.buffers()]
     fake = fake_mode_of([*state, *tensors])

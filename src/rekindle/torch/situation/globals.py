@@ -19,12 +19,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..tensors.objects import PLAIN, fields_of, has_fields, is_elsewhere, is_installed, is_simple, slots_of
-from .callables import closure_of, codes_in, global_paths, imports
-from .hooks import is_torchs
+from ..tensors.objects import (
+    OBJECTS_MOST,
+    PLAIN,
+    fields_of,
+    has_fields,
+    is_elsewhere,
+    is_installed,
+    is_simple,
+    slots_of,
+)
+from .callables import closure_of, codes_in, global_paths, imports, is_torchs
 from .values import Key, Same, Walk, Watch, key_of
 
-FUNCTIONS_MOST = 2_000  # functions whose globals are guarded; a guess
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _LIBRARY = os.path.dirname(os.__file__)
 # File names of code that Python, named tuples, dataclasses and attrs generate.
@@ -60,7 +67,7 @@ class Globals:
         self._places: list[tuple[str, set[Any]]] = []
         self._pending = [g for f in functions for g in _with_inner(f) if not is_torchs(g)]
         done: dict[int, types.FunctionType] = {}
-        while (self._pending or self._take_met()) and len(done) < FUNCTIONS_MOST:
+        while (self._pending or self._take_met()) and len(done) < OBJECTS_MOST:
             f = self._pending.pop()
             if id(f) not in done:
                 done[id(f)] = f

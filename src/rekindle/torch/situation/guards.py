@@ -2,28 +2,36 @@
 
 A captured step is valid for one state of the module: the attributes that forward read (numbers, flags, configurations,
 functions, with the contents of lists and objects among them), the hooks and forwards of submodules, which parameters train, the
-shapes of parameters and buffers, and the globals that forward reads. A call in another state needs another step.
+shapes of parameters and buffers, and the globals that forward reads. A call in another state needs another step. `Reads`
+records which attributes forward reads while it is captured.
 """
 
 from __future__ import annotations
 
+import sys
+import threading
 import types
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from ...saying.frames import is_users
 from ..tensors.objects import function_in, is_elsewhere, is_simple, without_plan
 from ..tensors.sharded import own_class
-from .attribute_reads import INTERNAL
+from .callables import HOOKS
 from .globals import Globals
-from .hooks import HOOKS
 from .values import Key, Watch, apart_from_identity, key_of
 
+# Attributes that torch itself uses. Guards check parameters, buffers, submodules and hooks in any case.
+INTERNAL = frozenset(nn.Module().__dict__) - {"training"}
+_HERE = (nn.Module.__getattr__.__code__.co_filename,)  # torch reads `__dict__` for itself there
 _OF_TORCH = frozenset(dir(nn.Module)) - {"forward", "training"}
 _KIND = attrgetter("requires_grad", "dtype", "shape", "device")
 _STRIDED = torch.strided  # looked up once: each call asks for the layout of each tensor
@@ -289,9 +297,8 @@ class Expected:
     def made_anew(self, model: nn.Module) -> bool:
         """Whether the values that differ now do so only by the objects in them, as where each call makes an object anew."""
         now = ModuleState(model, self.reads, self.ignored).keys
-        return now != self.keys and {k: apart_from_identity(x) for k, x in now.items()} == {
-            k: apart_from_identity(x) for k, x in self.keys.items()
-        }
+        apart, before = (apart_from_identity(frozenset(x.items())) for x in (now, self.keys))
+        return now != self.keys and apart == before
 
 
 class Guards:
@@ -321,3 +328,63 @@ class Guards:
         self._now = now
         self.modules = tuple(map(id, model.modules()))
         return True
+
+
+class Reads:
+    """The attributes that forward has read. names : id of a module -> names of its attributes; "*" stands for all.
+    late : those that code in backward has read."""
+
+    def __init__(self) -> None:
+        self.names: dict[int, set[str]] = {}
+        self.late: dict[int, set[str]] = {}
+
+    def by_path(self, model: nn.Module, late: bool = False) -> dict[str, set[str]]:
+        """The names by qualified name of the module. late : those that code in backward has read."""
+        names = self.late if late else self.names
+        return {path: names[id(m)] for path, m in model.named_modules() if id(m) in names}
+
+    def recorded(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """`forward` with its reads recorded in every call."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self._recording(self.names, lambda frame: frame.f_code.co_filename not in _HERE):
+                return forward(*args, **kwargs)
+
+        return call
+
+    def in_backward(self) -> AbstractContextManager[None]:
+        """Inside, reads by the user's code outside of forward are recorded: in hooks, and in autograd functions."""
+        return self._recording(self.late, is_users, is_users)
+
+    @contextmanager
+    def _recording(
+        self,
+        names: dict[int, set[str]],
+        takes_all: Callable[[FrameType], bool],
+        takes: Callable[[FrameType], bool] | None = None,
+    ) -> Iterator[None]:
+        """Inside, reads of attributes are recorded in `names`.
+
+        takes : whether a frame's reads of attributes count; None: all do. takes_all : whether its reads of `__dict__` count.
+        """
+        own: Any = nn.Module.__dict__.get("__getattribute__")
+        look_up: Any = own or object.__getattribute__
+        here = threading.get_ident()
+
+        def read(module: Any, name: str) -> Any:
+            if name not in INTERNAL and threading.get_ident() == here:
+                if name != "__dict__":
+                    if takes is None or takes(sys._getframe(1)):
+                        names.setdefault(id(module), set()).add(name)
+                elif takes_all(sys._getframe(1)):
+                    names.setdefault(id(module), set()).add("*")
+            return look_up(module, name)
+
+        nn.Module.__getattribute__ = read  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            if own is None:
+                del nn.Module.__getattribute__
+            else:
+                nn.Module.__getattribute__ = own  # type: ignore[method-assign]

@@ -11,19 +11,20 @@ between two captures of the same graph must all be markers.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from ..tensors import tree
+from ..tensors.objects import values_set
+from .callables import GLOBAL
 
-GLOBAL = "the global "  # how names of globals begin in `Expected.keys`
 SPECIAL = (0, 1, -1, 2, -2, 3, 0.5, -0.5)  # for which PyTorch's formulas may take a shortcut
 
 
@@ -133,20 +134,10 @@ def read(places: Sequence[Place], spec: Any, model: nn.Module) -> dict[Place, An
     return found
 
 
-@contextlib.contextmanager
-def attributes_set(model: nn.Module, values: Mapping[Place, Any]) -> Iterator[None]:
+def attributes_set(model: nn.Module, values: Mapping[Place, Any]) -> AbstractContextManager[None]:
     """Inside, these attributes of submodules have these values."""
-    tables = [
-        (model.get_submodule(p.module).__dict__, p.name, x) for p, x in values.items() if isinstance(p, Attribute)
-    ]
-    before = [table[name] for table, name, _ in tables]
-    for table, name, x in tables:
-        table[name] = x
-    try:
-        yield
-    finally:
-        for (table, name, _), x in zip(tables, before, strict=True):
-            table[name] = x
+    at = [(p, x) for p, x in values.items() if isinstance(p, Attribute)]
+    return values_set([(vars(model.get_submodule(p.module)), p.name, x) for p, x in at])
 
 
 def holder_of(model: nn.Module, name: str) -> tuple[Any, str]:
@@ -157,19 +148,6 @@ def holder_of(model: nn.Module, name: str) -> tuple[Any, str]:
     steps = path.split(".")
     at = next((i for i in range(len(steps), 0, -1) if ".".join(steps[:i]) in sys.modules), 0)
     return functools.reduce(lambda x, k: getattr(x, k, None), steps[at:], sys.modules.get(".".join(steps[:at]))), leaf
-
-
-@contextlib.contextmanager
-def values_set(values: Mapping[tuple[Any, str], Any]) -> Iterator[None]:
-    """Inside, these attributes of modules, classes and objects have these values."""
-    now = {place: getattr(*place) for place in values}
-    try:
-        for place, x in values.items():
-            setattr(*place, x)
-        yield
-    finally:
-        for place, x in now.items():
-            setattr(*place, x)
 
 
 def name_of(place: Place, spec: Any) -> str:

@@ -12,7 +12,7 @@ from torch.nn.modules import module as torch_module
 
 from ..private import DeviceContext, function_modes, function_modes_number
 from ..tensors import precision
-from .hooks import HOOKS, is_torchs
+from .callables import HOOKS, is_torchs
 from .values import Same, key_of
 
 

@@ -8,6 +8,7 @@ were.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import operator
@@ -168,6 +169,23 @@ def put_back(x: Any, held: Any) -> None:
     """Make a list, deque, dict or set hold these very objects, unless it does."""
     if not same_content(content(x), held, operator.is_):
         refill(x, held)
+
+
+@contextlib.contextmanager
+def values_set(places: Iterable[tuple[Any, Any, Any]]) -> Iterator[None]:
+    """Inside, these entries of tables and variables of classes have these values. places : (dict or class, name, value)."""
+    now = [*places]
+    before = [(held, k, (vars(held) if isinstance(held, type) else held)[k]) for held, k, _ in now]
+
+    def put(values: Iterable[tuple[Any, Any, Any]]) -> None:
+        for held, k, x in values:
+            setattr(held, k, x) if isinstance(held, type) else held.__setitem__(k, x)
+
+    try:
+        put(now)
+        yield
+    finally:
+        put(reversed(before))
 
 
 def same_entry(x: Any, y: Any) -> bool:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+
+from .objects import values_set
 
 
 def is_sharded(t: Any) -> bool:
@@ -82,28 +85,20 @@ class Whole:
         return nn.Parameter(made, self.requires_grad)
 
 
-@contextlib.contextmanager
-def made_whole(module: nn.Module, whole: Mapping[str, Whole]) -> Iterator[None]:
+def made_whole(module: nn.Module, whole: Mapping[str, Whole]) -> AbstractContextManager[None]:
     """Inside, the module has whole parameters in place of its sharded ones, with other numbers. No other process takes part.
 
     whole : name of each parameter -> how it looks while the module runs.
     """
     made: dict[int, nn.Parameter] = {}
-    put: list[tuple[nn.Module, str, nn.Parameter]] = []
+    put: list[tuple[dict[str, Any], str, nn.Parameter]] = []
     for name, p in module.named_parameters(remove_duplicate=False):
         if is_sharded(p) and name in whole:
             path, _, last = name.rpartition(".")
             if id(p) not in made:  # a parameter may have several names
                 made[id(p)] = whole[name].made(p.device)
-            put.append((module.get_submodule(path), last, made[id(p)]))
-    before = [m.get_parameter(last) for m, last, _ in put]
-    for m, last, twin in put:
-        m._parameters[last] = twin
-    try:
-        yield
-    finally:
-        for (m, last, _), p in zip(put, before, strict=True):
-            m._parameters[last] = p
+            put.append((module.get_submodule(path)._parameters, last, made[id(p)]))
+    return values_set(put)
 
 
 def sharded_parameter(model: nn.Module) -> str | None:

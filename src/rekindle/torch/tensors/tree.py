@@ -212,14 +212,12 @@ def _strip(spec: Any) -> Any:
         return spec
     children = tuple(_strip(c) for c in spec.children)
     like = spec.like
-    if spec.keys is not None and not isinstance(like, dict):
-        like = _emptied(like, spec.keys)
-    elif type(like) in (dict, list, tuple):
+    if type(like) in (dict, list, tuple):
         like = type(like)()
-    elif isinstance(like, Mapping):
-        like = _emptied(like, spec.keys or ())
-    else:
+    elif spec.keys is None:
         like = type(like)
+    else:
+        like = _emptied(like, spec.keys)
     return Branch(like, spec.keys, children, spec.place)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..private import script_attributes
-from ..situation.hooks import added_by_torch
+from ..situation.callables import added_by_torch
 from ..tensors.objects import content, refill, same_content, same_entry, values_of
 
 
@@ -62,8 +62,8 @@ class Attributes:
     def __init__(self, model: nn.Module):
         every = list(model.named_modules())
         self._scripted = [(name, m, script_attributes(m)) for name, m in every if isinstance(m, torch.jit.ScriptModule)]
-        self._kept = [(name, m, dict(m.__dict__)) for name, m in every if not isinstance(m, torch.jit.ScriptModule)]
-        self._kinds = [type(m) for _, m, _ in self._kept]
+        kept = [(name, m) for name, m in every if not isinstance(m, torch.jit.ScriptModule)]
+        self._kept = [(name, m, type(m), dict(m.__dict__)) for name, m in kept]
         self._held = [(x, content(x)) for *_, now in self._kept for x in now.values() if isinstance(x, _CONTAINERS)]
 
     def restore(self, only_tensors: bool = False) -> Changes:
@@ -73,12 +73,14 @@ class Attributes:
         """
         found = Changes()
         before: dict[int, Any] = {id(x): held for x, held in self._held}
-        for _, m, _ in self._kept:
+        for _, m, *_ in self._kept:
             for table, added in added_by_torch(m):
                 for k in added.keys() - before.get(id(table), added).keys():
                     before[id(table)][k] = added[k]
         changed = {id(x) for x, held in self._held if not same_content(content(x), held, operator.is_)}
-        for name, m, old in self._kept:
+        for name, m, kind, old in self._kept:
+            if type(m) is not kind:
+                m.__class__ = kind
             same = [*m.__dict__] == [*old] and all(map(operator.is_, m.__dict__.values(), old.values()))
             if same and changed.isdisjoint(map(id, old.values())):
                 continue
@@ -94,9 +96,6 @@ class Attributes:
             for k in [k for k, x in script_attributes(m).items() if not _equal(x, was[k])]:
                 found.other.append(f"{name}.{k}")
                 setattr(m, k, was[k])
-        for (_, m, _), kind in zip(self._kept, self._kinds, strict=True):
-            if type(m) is not kind:
-                m.__class__ = kind
         for x, held in self._held:
             if id(x) in changed and not (only_tensors and not _holds_tensors(x)):
                 refill(x, _with_zeros(content(x), held) if only_tensors else held)

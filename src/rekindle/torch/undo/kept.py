@@ -15,8 +15,7 @@ from torch import nn
 from ..private import tree_leaves
 from ..tensors import rng
 from .attributes import Attributes, Changes, Kind, kind_of, plain_tensors, tensors_in_attributes
-from .iterators import Iterators
-from .restorable import BYTES_MOST, PutBack
+from .restorable import BYTES_MOST, Iterators, PutBack
 from .side_effects import SideEffects
 from .tensor_state import Tensors, plainly
 
@@ -51,8 +50,7 @@ class Before:
         back("iterators", self._iterators.give_back)
         back("attributes", lambda: setattr(self, "changes", self._attributes.restore()))
         with plainly():
-            for name, way_back in self.tensors.ways_back():
-                back(name, way_back)
+            self.tensors.put_back(back)
             for device, state in self._drawn.items():
                 back(f"torch's random state of {device}", functools.partial(rng.restore, state, device))
         back("Python's random state", lambda: random.setstate(self._python))

@@ -1,25 +1,28 @@
 """Python objects that can change, with their present content and a way to put it back. Of a tensor only the version is looked
-at: `tensor_state` puts tensors back."""
+at: `tensor_state` puts tensors back. Nothing puts an item of an iterator back, so that taking one is refused by its line.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import pickle
 import random
+import threading
 import types
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import nn
 
-from ...errors import RekindleError
+from ...errors import RekindleError, TraceError
+from ...saying.frames import in_short, line_of, users_frame
 from ..private import disable_modes
-from ..situation.callables import GlobalName
-from ..situation.hooks import is_torchs
+from ..situation.callables import GlobalName, is_torchs
 from ..tensors.objects import (
     PLAIN,
     content,
@@ -151,8 +154,7 @@ def _kind_of(x: Any) -> Kind | None:
     if isinstance(x, np.ndarray):
         return None if x.dtype.hasobject or x.size > ENTRIES_MOST else _ARRAY
     if isinstance(x, (*GENERATORS, torch.Generator)):
-        was = _state(x)
-        return Kind(lambda g: _comparable(_state(g)), lambda g, _: _set_state(g, was))
+        return _GENERATOR
     if isinstance(x, list | deque | dict | set) and len(x) <= ENTRIES_MOST:
         return _CONTAINER
     if isinstance(x, tuple):
@@ -165,11 +167,6 @@ def _kind_of(x: Any) -> Kind | None:
         return _STREAM
     has_fields = isinstance(getattr(x, "__dict__", None), dict) or bool(_slots(x))
     return _FIELDS if has_fields and not is_torchs(type(x)) else None
-
-
-def _set_cell(cell: types.CellType, old: Any) -> None:
-    if old is not _NOTHING:
-        cell.cell_contents = old
 
 
 def _variables_of(kind: type) -> dict[str, Any]:
@@ -186,10 +183,6 @@ def _set_variables(kind: type, old: dict[str, Any]) -> None:
             setattr(kind, k, y)
 
 
-def _set_array(x: np.ndarray[Any, Any], old: bytes) -> None:
-    x[...] = np.frombuffer(old, x.dtype).reshape(x.shape)
-
-
 def _set_memory(x: Any, old: bytes) -> None:
     if len(old) != memoryview(x).nbytes:
         del x[:]
@@ -199,14 +192,14 @@ def _set_memory(x: Any, old: bytes) -> None:
 
 
 def _state(x: Any) -> Any:
-    """The state of a random generator. From two states that are equal when made `_comparable` it draws the same numbers."""
+    """The state of a random generator."""
     if isinstance(x, random.Random):
         return x.getstate()
     if isinstance(x, np.random.RandomState):
         return x.get_state(legacy=False)
     if isinstance(x, torch.Generator):
         with disable_modes():
-            return x.get_state()
+            return x.get_state().numpy()
     return (x.bit_generator if isinstance(x, np.random.Generator) else x).state
 
 
@@ -215,16 +208,9 @@ def _set_state(x: Any, to: Any) -> None:
         x.setstate(to)
     elif isinstance(x, np.random.RandomState | torch.Generator):
         with disable_modes():
-            x.set_state(to)
+            x.set_state(torch.from_numpy(to) if isinstance(to, np.ndarray) else to)
     else:
         (x.bit_generator if isinstance(x, np.random.Generator) else x).state = to
-
-
-def _comparable(state: Any) -> Any:
-    if isinstance(state, dict):
-        return tuple((k, _comparable(x)) for k, x in state.items())
-    state = state.numpy() if isinstance(state, torch.Tensor) else state
-    return state.tobytes() if isinstance(state, np.ndarray) else state
 
 
 def _slots(x: Any) -> tuple[str, ...]:
@@ -248,12 +234,98 @@ def _set_fields(x: Any, old: dict[str, Any]) -> None:
 
 
 _NAME = Kind(lambda x: x.where.get(x.name, _NOTHING), lambda x, old: x.where.__setitem__(x.name, old), lambda y: [y])
-_CELL = Kind(lambda x: x.cell_contents if is_full(x) else _NOTHING, _set_cell, lambda y: [y])
+_CELL = Kind(
+    lambda x: x.cell_contents if is_full(x) else _NOTHING,
+    lambda x, old: old is _NOTHING or setattr(x, "cell_contents", old),
+    lambda y: [y],
+)
 _TENSOR = Kind(lambda t: t._version, lambda t, old: None)
 _CLASS = Kind(_variables_of, _set_variables, lambda held: map(function_in, held.values()))
-_ARRAY = Kind(lambda x: x.tobytes(), _set_array)
+_ARRAY = Kind(lambda x: x.tobytes(), lambda x, old: x.__setitem__(..., np.frombuffer(old, x.dtype).reshape(x.shape)))
+_GENERATOR = Kind(lambda x: pickle.dumps(_state(x)), lambda x, old: _set_state(x, pickle.loads(old)))
 _CONTAINER = Kind(content, refill, lambda held: held.values() if isinstance(held, dict) else held)
 _TUPLE = Kind(list, lambda x, old: None, lambda held: held)
 _MEMORY = Kind(lambda x: bytes(memoryview(x)), _set_memory)  # lent by Python's own objects: arrays, bytearrays, ctypes
 _STREAM = Kind(lambda x: x.__getstate__(), lambda x, old: x.__setstate__(old))  # text and bytes in memory
 _FIELDS = Kind(_fields, _set_fields, lambda held: held.values())
+
+
+class Refused:
+    """Stands for an iterator, and refuses its items to the thread that made this. name : of its place, for messages."""
+
+    __slots__ = ("iterator", "name", "thread")
+
+    def __init__(self, iterator: Any, name: str):
+        self.iterator, self.name, self.thread = iterator, name, threading.get_ident()
+
+    def __iter__(self) -> Refused:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.iterator) if threading.get_ident() != self.thread else self._refuse()
+
+    def __getattr__(self, name: str) -> Any:  # `send`, `close`
+        if name[:2] == "__":
+            raise AttributeError(name)
+        return getattr(self.iterator, name) if threading.get_ident() != self.thread else self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        frame = users_frame()
+        line = "" if frame is None else line_of(frame)
+        raise TraceError(
+            f"forward takes items of an iterator ({type(self.iterator).__name__} {self.name}) at {line or 'an unknown line'}, "
+            "which no one can put back, and a planned step would not take any. Take the item outside of forward and pass it "
+            "in; or keep a list and a position",
+            line=in_short(line),
+            reason="takes items of an iterator",
+        )
+
+
+class Iterators:
+    """The iterators that a model's modules and these objects hold, out of reach between `take` and `give_back`."""
+
+    def __init__(self, model: nn.Module, objects: Iterable[Restorable]):
+        every = [*objects, *_in_attributes(model)]
+        refused = [_replaced(w.before, lambda x, k: Refused(x, k) if is_iterator(x) else x) for w in every]
+        self._holders = [(w, new) for w, new in zip(every, refused, strict=True) if new is not None]
+        self.take()
+
+    def take(self) -> None:
+        """Put objects that refuse into the places of the iterators."""
+        for w, new in self._holders:
+            w.write(new)
+
+    def give_back(self) -> None:
+        """Put the iterators into their places, unless these hold something else now."""
+        for w, _ in self._holders:
+            new = _replaced(w.read(), lambda x, k: x.iterator if isinstance(x, Refused) else x)
+            if new is not None:
+                w.write(new)
+
+
+def is_iterator(x: Any) -> bool:
+    """Whether x gives items one by one, and has no fields by which it could be put back."""
+    kind = type(x)
+    return hasattr(kind, "__next__") and kind.__dictoffset__ == 0 and not slots_of(kind)
+
+
+def _in_attributes(model: nn.Module) -> Iterable[Restorable]:
+    for m in model.modules():
+        table = vars(m)
+        for x in [table, *table.values()]:
+            if type(x) in (dict, list) and any(map(is_iterator, x.values() if type(x) is dict else x)):
+                made = restorable(x)
+                if made is not None:
+                    yield made
+
+
+def _replaced(content: Any, f: Callable[[Any, str], Any]) -> Any:
+    """The content of an object with other entries; None: `f` changes none."""
+    if isinstance(content, dict):
+        new = {k: f(x, f"under {k!r}") for k, x in content.items()}
+        return new if any(new[k] is not x for k, x in content.items()) else None
+    if isinstance(content, list):
+        row = [f(x, f"number {i + 1}") for i, x in enumerate(content)]
+        return row if any(a is not b for a, b in zip(row, content, strict=True)) else None
+    new = f(content, "in a variable")
+    return None if new is content else new

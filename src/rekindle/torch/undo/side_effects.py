@@ -18,8 +18,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..situation.callables import GlobalName, codes_of, global_names, names_in, prints_or_logs, references
-from ..situation.hooks import HOOKS, is_torchs, user_hooks
+from ..situation.callables import (
+    DEFAULT,
+    GLOBAL,
+    HOOKS,
+    VARIABLE,
+    GlobalName,
+    codes_of,
+    is_torchs,
+    names_in,
+    prints_or_logs,
+    references,
+    user_hooks,
+    variables_of,
+)
 from ..tensors.objects import (
     OBJECTS_MOST,
     function_in,
@@ -36,7 +48,6 @@ from .restorable import ENTRIES_MOST, GENERATORS, PutBack, Restorable, is_opaque
 STEPS_MOST = 20 * OBJECTS_MOST  # steps of the walk: it comes to one object on several ways
 REFERENCES_DEEP = 3  # references that are followed from a function or an attribute
 
-VARIABLE, GLOBAL, DEFAULT = "the variable ", "the global ", "the default argument "
 CLASS, ARGUMENT = "the class ", "the argument "
 VARIABLES = (VARIABLE, GLOBAL, DEFAULT, CLASS, ARGUMENT)  # of names in `SideEffects.dropped` that are no attributes
 _OF_EVERY_MODULE = set(nn.Module().__dict__)
@@ -65,20 +76,21 @@ class SideEffects:
         self._arguments = arguments or {}
         self.written: set[Any] = set()
         self._own = {id(m): name for name, m in model.named_modules()}
-        self._hooks = list(user_hooks(model))
+        # (name, path, function, keys of the watched objects that it reaches) of each
+        self._hooks: list[tuple[str, str, Any, set[Any]]] = []
         self._model = model
         self._watched: dict[Any, Restorable] = {}
-        self._by_hook: list[set[Any]] = []  # for each hook: keys of the watched objects that it reaches
         self._by_name: dict[str, set[Any]] = {}
         self._steps = 0
 
     def watch(self) -> None:
         """Note the objects that the code reaches, as they are now."""
-        self._by_hook = [set(self._reach(fn)) for _, _, fn in self._hooks]
+        self._hooks = [(name, at, fn, set(self._reach(fn))) for name, at, fn in user_hooks(self._model)]
         for kind in dict.fromkeys(type(m) for m in self._model.modules() if not is_torchs(type(m))):
             for fn in methods_of(kind):
-                for name, holders in self._variables(fn):
-                    self._name(name, holders)
+                for name, x in variables_of(fn):
+                    if name != f"{VARIABLE}__class__":  # of `super()`: the model's own class is looked at by itself
+                        self._name(name, self._walk(x, 0))
         for path, m in self._model.named_modules():
             for k, x in m.__dict__.items():
                 if k in _OF_EVERY_MODULE or k == "forward" or isinstance(x, torch.Tensor):
@@ -109,16 +121,11 @@ class SideEffects:
         for key in changed:
             self.written.update(self._watched[key].places())
             back(f"an object of type {type(self._watched[key].x).__name__}", self._watched[key].restore)
-        hooked = set().union(*self._by_hook) if self._by_hook else set()
-        self.changed = [
-            name for (name, _, fn), holders in zip(self._hooks, self._by_hook, strict=True)
-            if changed & holders or prints_or_logs(fn)
-        ]  # fmt: skip
+        self.changed = [name for name, _, fn, holders in self._hooks if changed & holders or prints_or_logs(fn)]
         drawn = {k for k in changed if isinstance(self._watched[k].x, GENERATORS)}
-        self.drawn = [name for name, holders in self._by_name.items() if drawn & holders]
-        self.drawn += [
-            name for (name, _, _), holders in zip(self._hooks, self._by_hook, strict=True) if drawn & holders
-        ]
+        every = [*self._by_name.items(), *((name, holders) for name, *_, holders in self._hooks)]
+        self.drawn = [name for name, holders in every if drawn & holders]
+        hooked = set[Any]().union(*(holders for *_, holders in self._hooks))
         self.dropped = [name for name, _ in self._named(changed, hooked)]
 
     def _named(self, changed: set[Any], hooked: set[Any]) -> Iterator[tuple[str, set[Any]]]:
@@ -156,23 +163,8 @@ class SideEffects:
         """
         path, _, leaf = attribute.rpartition(".")
         if leaf in HOOKS:
-            return [name for name, at, _ in self._hooks if at == path]
-        return [name for name, _, fn in self._hooks if any(leaf in names_in(code) for code in codes_of(fn))]
-
-    def _variables(self, fn: Any) -> Iterator[tuple[str, set[Any]]]:
-        """(name, keys of the watched objects that it reaches) of each global and enclosing variable of a function."""
-        fn = function_in(fn)
-        if not isinstance(fn, types.FunctionType):
-            return
-        code, given = fn.__code__, fn.__defaults__ or ()
-        defaults = zip(code.co_varnames[code.co_argcount - len(given) : code.co_argcount], given, strict=True)
-        for name, x in (*defaults, *(fn.__kwdefaults__ or {}).items()):
-            yield f"{DEFAULT}{name}", set(self._walk(x, 0))
-        for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True):
-            if name != "__class__":  # of `super()`: the model's own class is looked at by itself
-                yield f"{VARIABLE}{name}", set(self._walk(cell, 0))
-        for name in sorted(global_names(fn)):
-            yield f"{GLOBAL}{name}", set(self._walk(GlobalName(fn.__globals__, name), 0))
+            return [name for name, at, *_ in self._hooks if at == path]
+        return [name for name, _, fn, _ in self._hooks if any(leaf in names_in(code) for code in codes_of(fn))]
 
     def _reach(self, fn: Any) -> Iterator[Any]:
         for x in references(fn):
@@ -206,7 +198,7 @@ class SideEffects:
                 yield from self._walk(y, depth + (not stands))
 
 
-def methods_of(kind: type[nn.Module]) -> list[Any]:
+def methods_of(kind: type[nn.Module]) -> list[types.FunctionType]:
     """`forward`, and of the user's classes the methods that it names, and those that they name."""
 
     def named(fn: Any) -> list[Any]:
@@ -214,7 +206,7 @@ def methods_of(kind: type[nn.Module]) -> list[Any]:
         found = [function_in(inspect.getattr_static(kind, k, None)) for k in names]
         return [x for x in found if isinstance(x, types.FunctionType) and not is_torchs(x)]
 
-    return [*reached([kind.forward], named)]
+    return [f for f in reached([function_in(kind.forward)], named) if isinstance(f, types.FunctionType)]
 
 
 def is_kept_for_itself(model: nn.Module, attribute: str) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..private import disable_function_overrides, disable_modes, is_fake, set_version_counter
+from ..tensors.objects import put_back
 from ..tensors.op_tensors import sparse_parts
 
 # Words of a GPU's memory, of 8 bytes, that a fingerprint mixes at once: it should take little memory itself.
@@ -72,10 +73,10 @@ class Tensors:
         """Whether any of the tensors has another place or shape."""
         return any(x.moved() for x in self._tensors.values())
 
-    def ways_back(self) -> list[tuple[str, Callable[[], None]]]:
-        """(name, function that puts it back) of each thing: memory first, since gradients must fit their tensors."""
-        every: list[_Memory | _Tensor] = [*self.memory.values(), *self._tensors.values()]
-        return [(x.name, x.put_back) for x in every]
+    def put_back(self, back: Callable[[str, Callable[[], Any]], None]) -> None:
+        """Put all back by `back`: memory first, since gradients must fit their tensors."""
+        for x in (*self.memory.values(), *self._tensors.values()):
+            back(x.name, x.put_back)
 
 
 class _Memory:
@@ -152,9 +153,9 @@ class _Tensor:
             t.grad = self._grad
         for k, before in self._hooks.items():
             table = getattr(t, k)  # an empty one is refilled too; None: the tensor has had no hook
-            _refill({} if table is None else table, before)
+            put_back({} if table is None else table, before)
         if self._fields is not None:
-            _refill(vars(t), self._fields)
+            put_back(vars(t), self._fields)
         if self._version is not None and t._version != self._version:
             set_version_counter((t,), (self._version,))  # an autograd graph that saved the tensor finds what it expects
 
@@ -178,12 +179,6 @@ def plainly() -> Iterator[None]:
     """Inside, operators run as they are: no mode, and no class of tensors, sees them."""
     with torch.inference_mode(False), torch.no_grad(), disable_modes(), disable_function_overrides():
         yield
-
-
-def _refill(table: dict[Any, Any], before: dict[Any, Any]) -> None:
-    if [(k, id(x)) for k, x in table.items()] != [(k, id(x)) for k, x in before.items()]:
-        table.clear()
-        table.update(before)
 
 
 def _words(content: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

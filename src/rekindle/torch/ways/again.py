@@ -2,12 +2,21 @@
 
 Only a part whose forward does nothing but compute may run twice: it writes to no tensor that it has not made, and changes
 no Python object, such as a list that it is given. It may set attributes of its modules to plain values, such as a count.
+
+The state that forward reads beside its arguments is noted, so that it can run again as if nothing had changed. A loop may
+change a global, a configuration, an adapter, a mode or a flag between forward and backward. Each is as forward found it while
+forward runs again, and then as the loop left it; changes that forward itself makes meanwhile are undone.
 """
 
 from __future__ import annotations
 
+import contextvars
 import functools
+import os
 import random
+from collections.abc import Callable
+from contextlib import nullcontext
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -22,18 +31,97 @@ from .. import private
 from ..capture.flat import by_parameter
 from ..capture.trace_errors import functions_refused
 from ..compiled.saved_results import contexts
-from ..measure.as_before import as_before
+from ..measure.as_before import as_before, nothing_saved
 from ..measure.caches import without_caches
 from ..measure.recording import Recorded
 from ..operators.hidden_writes import BATCH_NORMS, STATISTICS, TRAINING
 from ..run.own_forward import SwitchedForward
 from ..run.sample import copies, owned
+from ..situation.guards import ModuleState
+from ..situation.surroundings import GLOBAL_HOOKS, flags, set_flags
 from ..tensors import tree
-from ..tensors.instrument import Instrument
 from ..tensors.lock import LOCK
-from ..tensors.op_tensors import memory_state, tensors_in, written_by
+from ..tensors.objects import put_back
+from ..tensors.op_tensors import Instrument, memory_state, storages_of, tensors_in, written_by
 from ..trace import plain_forward
-from .noted_state import NotedState, Outside
+
+Outside = tuple[ModuleState, list[Callable[[], Any]]]  # state outside of a module's own tables, and what puts it back
+
+
+class NotedState:
+    """The state when forward of the module runs first. outside : what an earlier call noted, used again while it holds."""
+
+    def __init__(self, model: nn.Module, outside: Outside | None):
+        self._model, self._flags, self._context = model, flags(), contextvars.copy_context()
+        tables = [t for m in model.modules() for t in (m.__dict__, m._parameters, m._buffers, m._modules)]
+        self._tables = [(t, t.copy()) for t in (*tables, *GLOBAL_HOOKS, vars(os.environ)["_data"])]
+        if outside is None or not outside[0].unchanged(model):
+            guards = ModuleState(model, None, _plain(model, "forward"))  # without those, in which forward may count
+            outside = guards, guards.watch.ways_back()
+        self.outside = outside
+        held = chain(outside[0].watch.tensors, *(t.values() for _, t in self._tables))
+        tensors = {id(t): t for t in held if isinstance(t, torch.Tensor) and not t.is_inference()}
+        self._tensors = [(t, t._version, t.requires_grad) for t in tensors.values()]
+
+    def run(self, forward: Callable[[], Any]) -> Any:
+        """Run forward again.
+
+        Raises
+        ------
+        RekindleError : something has changed that cannot be put back, or forward uses a tensor that was written to.
+        """
+        model, (guards, back) = self._model, self.outside
+        now = [(t, t.copy()) for t, _ in self._tables], [t.requires_grad for t, *_ in self._tensors], flags()
+        self._put(self._tables, [r for *_, r in self._tensors], self._flags)
+        if changed := not guards.unchanged(model):
+            back = guards.watch.ways_back()
+        try:
+            for way in self.outside[1] if changed else ():
+                way()
+            if changed and not guards.unchanged(model) and (names := guards.differences(model)):
+                raise _error(model, f"{', '.join(names)} changed between its forward and this backward")
+            written = [t for t, version, _ in self._tensors if t._version != version]
+            with _Unused(model, written) if written else nullcontext():
+                return self._context.copy().run(forward)
+        finally:
+            for way in back if changed or not guards.unchanged(model) else ():
+                way()
+            self._put(*now)
+
+    def _put(self, tables: list[tuple[Any, Any]], trains: list[bool], found: list[Any]) -> None:
+        for t, held in tables:
+            put_back(t, held)
+        for (t, *_), flag in zip(self._tensors, trains, strict=True):
+            if t.requires_grad != flag and t.is_leaf:
+                t.requires_grad_(flag)
+        set_flags(found)
+
+
+def _plain(model: nn.Module, *names: str) -> frozenset[str]:
+    """Qualified names of the plain values among the attributes of a module, and of attributes with these names."""
+    own = ((path, k, x) for path, m in model.named_modules() for k, x in m.__dict__.items())
+    return frozenset(f"{path}.{k}".lstrip(".") for path, k, x in own if k in names or isinstance(x, tree.PLAIN))
+
+
+class _Unused(Instrument):
+    """Raises an error where an operator uses one of these tensors, which were written to since the module's forward."""
+
+    def __init__(self, model: nn.Module, written: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._model, self._memory = model, {s._cdata for s in storages_of(written).values() if s is not None}
+
+    def before(self, func: Any, args: Any, kwargs: Any) -> None:
+        if any(s is not None and s._cdata in self._memory for s in storages_of(tensors_in([args, kwargs])).values()):
+            at = f" at {line_of(frame)}" if (frame := users_frame()) is not None else ""
+            raise _error(self._model, f"a tensor that it uses{at} has been modified by an inplace operation since")
+
+
+def _error(model: nn.Module, why: str) -> RekindleError:
+    return RekindleError(
+        f"{type(model).__name__} runs again in backward as it ran in forward, and {why}. Change it after backward, or call "
+        "rekindle.restore(model) for such steps"
+    )
+
 
 WRITES = "writes to a tensor that it has not made"
 LIFT = torch.ops.aten.lift_fresh.default
@@ -75,25 +163,19 @@ class AgainForward(SwitchedForward):
             return self.plain(*args, **kwargs)
         assert model is not None
         self.tally.ran += 1
+        plain, noted = self.plain, list[NotedState]()
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            with without_caches(model, self.keeps_caches):
+                if noted:  # torch.utils.checkpoint ends it by an exception where all is recomputed
+                    return noted[0].run(functools.partial(plain, *args, **kwargs))
+                noted.append(NotedState(model, self.outside))
+                self.outside = noted[0].outside
+                return plain(*args, **kwargs)
+
         how: dict[str, Any] = {} if self.rule is None else {"context_fn": functools.partial(contexts, self.rule)}
-        run = functools.partial(checkpoint, _Rerun(model, self), *args, use_reentrant=False, **how, **kwargs)
+        run = functools.partial(checkpoint, forward, *args, use_reentrant=False, **how, **kwargs)
         return run() if self.copies is None else self.copies.run(model, (args, kwargs), run)
-
-
-class _Rerun:
-    """A forward that may run again: each time it finds the state of the first time, and later runs change none."""
-
-    def __init__(self, model: nn.Module, owner: AgainForward):
-        self._model, self._owner, self._plain = model, owner, owner.plain
-        self._noted: NotedState | None = None
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with without_caches(self._model, self._owner.keeps_caches):
-            if self._noted is not None:  # torch.utils.checkpoint ends it by an exception where all is recomputed
-                return self._noted.run(functools.partial(self._plain, *args, **kwargs))
-            self._noted = NotedState(self._model, self._owner.outside)
-            self._owner.outside = self._noted.outside
-            return self._plain(*args, **kwargs)
 
 
 def more_than_computes(module: nn.Module, given: Recorded) -> str:
@@ -103,14 +185,11 @@ def more_than_computes(module: nn.Module, given: Recorded) -> str:
     args, kwargs = given.call.form.arguments(tree.unflatten(tensors, given.call.spec))
     with given.surroundings(module), as_before(module, by_parameter(args, kwargs)) as before:
         python, numpy = random.getstate(), np.random.get_state(legacy=False)
-        nothing_saved = torch.autograd.graph.saved_tensors_hooks(lambda t: None, _not_saved)
+        unsaved = nothing_saved(RekindleError("forward asks for a tensor that was not saved"))
         refused = private.scripted_refused(every=True), functions_refused()
-        with torch.enable_grad(), nothing_saved, refused[0], refused[1], _Writes() as writes:
+        with torch.enable_grad(), unsaved, refused[0], refused[1], _Writes() as writes:
             plain_forward(module)(*args, **kwargs)
-        plain = {
-            f"{path}.{k}".lstrip(".") for path, m in module.named_modules() for k, x in m.__dict__.items()
-            if isinstance(x, tree.PLAIN)
-        }  # fmt: skip
+        plain = _plain(module)
         drew = python != random.getstate() or str(numpy) != str(np.random.get_state(legacy=False))
         wrote = any(map(before.tensors.differs, [*tensors, *module.buffers(), *module.parameters()]))
     effects, changes = before.effects, before.changes
@@ -141,7 +220,3 @@ class _Writes(Instrument):
     def after(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         given = set(map(memory_state, tensors_in([args, kwargs])))
         self._made |= set(map(memory_state, tensors_in(out))) - (set() if func is LIFT else given)  # LIFT: of numbers
-
-
-def _not_saved(_: Any) -> Any:
-    raise RekindleError("forward asks for a tensor that was not saved")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -27,10 +26,11 @@ from ..compiled.compiled_forward import not_compiled
 from ..compiled.stage import Stage
 from ..compiled.unread import cannot, count_unused
 from ..compiled.whole_graph import staged
+from ..measure.as_before import nothing_saved
 from ..measure.measured_step import Subject
 from ..measure.recording import Calls, Recorded, as_recorded, record, signature
 from ..run.sample import owned
-from ..situation.attribute_reads import Reads
+from ..situation.guards import Reads
 from ..situation.module_call import Key, bind
 from ..tensors import tree
 from ..tensors.sharded import any_fully_sharded, class_name
@@ -39,6 +39,7 @@ from .finding import Found, Unit
 from .trial_steps import TrialSteps
 
 DIGITS = 16  # of the digest that names a kind
+ITSELF = "forward itself takes gradients"
 
 
 def find(s: Subject, named: Sequence[str] | None, how: TraceOptions, progress: Progress) -> Found:
@@ -111,7 +112,7 @@ def _stages(s: Subject, options: CompileOptions, unused: int, progress: Progress
         return Stage.forward(stage, *tensors)
 
     args, kwargs, _ = s.sample.fresh()
-    with forward.calls_noted(noted), _nothing_saved():
+    with forward.calls_noted(noted), nothing_saved(TraceError(ITSELF)):
         forward.raises = True
         try:
             forward(*args, **kwargs)
@@ -142,7 +143,7 @@ def _unused(s: Subject, loss: str) -> int:
         return 0
     args, kwargs, tensors = s.sample.fresh()
     try:
-        with _nothing_saved():
+        with nothing_saved(TraceError(ITSELF)):
             result = plain_forward(s.model)(*args, **kwargs)
     except TraceError:  # no stage takes such a forward, and parts make all results
         return 0
@@ -153,14 +154,6 @@ def _unused(s: Subject, loss: str) -> int:
     if any(t() is not None for t in found):
         raise cannot(s.unused, "the model keeps one of them, in an attribute or in a container of the caller's")
     return len(found)
-
-
-def _nothing_saved() -> AbstractContextManager[Any]:
-    return torch.autograd.graph.saved_tensors_hooks(lambda t: None, _never)
-
-
-def _never(_: Any) -> Any:
-    raise TraceError("forward itself takes gradients")
 
 
 def _paths(model: nn.Module, calls: dict[str, Calls]) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,7 +23,6 @@ from ...saying.progress import Progress, announce
 from ..compiled.stage import compiled_forward
 from ..private import disable_autocast
 from ..rewrite.closeness import difference, least_scale
-from ..run.sample import leaf_of
 from ..tensors import rng, tree
 from .finding import Unit
 from .trial_steps import TrialSteps
@@ -119,7 +117,9 @@ class _Trial(TrialSteps):
                 exact[how] = off == 0.0
         announce(progress, f"measuring {path} in {len(hows)} ways")
         sizes = {how: self.sizes(how) for how in hows}
-        seconds = self._seconds([*hows, *(() if comparable else [None])])
+        timed = [*hows, *(() if comparable else [None])]
+        runs = [functools.partial(self._run, self._forward(how)) for how in timed]
+        seconds = dict(zip(timed, self.seconds(runs, TIMINGS, TIMINGS_MOST_S), strict=True))
         fastest = min(seconds[how] for how in hows)
         every = [
             Way(
@@ -159,21 +159,20 @@ class _Trial(TrialSteps):
     def _outcome(self, how: Compiled | None) -> list[torch.Tensor | None]:
         """Results, gradients and buffers of a step from the state at the start."""
         module = self.module
-        leaves = self._leaves
         for d in self._devices:
             rng.restore(self._random[d], d)
-        self._clear(leaves)
+        self.clear()
         buffers = [b.clone() for b in module.buffers()]
         result = self._run(self._forward(how))
         found: list[torch.Tensor | None] = [
             *(t.detach().clone() for t in tree.tensors_in(result)),
             *(b.clone() for b in module.buffers()),
         ]
-        found += [None if t.grad is None else t.grad.clone() for t in (*module.parameters(), *leaves)]
+        found += [None if t.grad is None else t.grad.clone() for t in (*module.parameters(), *self.leaves)]
         with torch.no_grad():
             for b, old in zip(module.buffers(), buffers, strict=True):
                 b.copy_(old)
-        self._clear(leaves)
+        self.clear()
         return found
 
     def _rounds(self, ours: Outcome, eager: Outcome, most: float) -> bool:
@@ -206,19 +205,6 @@ class _Trial(TrialSteps):
         finally:
             self.module, self.twins, self.args, self.kwargs = own
 
-    @property
-    def _leaves(self) -> list[torch.Tensor]:
-        """The inputs that get gradients and are no parameters of the part."""
-        own = {id(p) for p in self.module.parameters()}
-        return [leaf_of(t) for t in self.twins if t.requires_grad and id(t) not in own]
-
-    def _clear(self, leaves: Sequence[torch.Tensor]) -> None:
-        for p in self.module.parameters():
-            if p.grad is not None:
-                p.grad.zero_()
-        for t in leaves:
-            t.grad = None
-
     def _drew(self) -> bool:
         return any(rng.state(d) != self._random[d] for d in self._devices)
 
@@ -229,26 +215,8 @@ class _Trial(TrialSteps):
     def sizes(self, how: Compiled | None) -> Figures:
         """Bytes that a step of the part takes in one way."""
         forward = self._forward(how)
-        self._clear(self._leaves)
+        self.clear()
         return self.sizes_of(lambda between: self._run(forward, between))
-
-    def _seconds(self, hows: Sequence[Compiled | None]) -> dict[Compiled | None, float]:
-        """Seconds of the fastest of a few steps of each way, in turns."""
-        forwards = {how: self._forward(how) for how in hows}
-        taken = dict.fromkeys(hows, float("inf"))
-        leaves = self._leaves
-        start = time.perf_counter()
-        for _ in range(TIMINGS):
-            for how in hows:
-                self._clear(leaves)
-                self.wait()
-                begin = time.perf_counter()
-                self._run(forwards[how])
-                self.wait()
-                taken[how] = min(taken[how], time.perf_counter() - begin)
-            if time.perf_counter() - start > TIMINGS_MOST_S:
-                break
-        return taken
 
 
 def _is_half(t: torch.Tensor) -> bool:
@@ -258,10 +226,4 @@ def _is_half(t: torch.Tensor) -> bool:
 def _apart(one: Outcome, other: Outcome) -> float:
     """The largest difference of two outcomes, relative to the largest element of its tensor."""
     least = least_scale(t for t in other if t is not None and t.is_floating_point())
-    found = 0.0
-    for a, b in zip(one, other, strict=True):
-        if (a is None) != (b is None):
-            return float("inf")
-        if a is not None and b is not None:
-            found = max(found, difference(a, b, least))
-    return found
+    return max((difference(a, b, least) for a, b in zip(one, other, strict=True)), default=0.0)

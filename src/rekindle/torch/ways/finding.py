@@ -98,15 +98,13 @@ class Finder:
         self._varying = Varying(s, {})
         self._failed: dict[Any, RekindleError] = {}  # (signature, keys) -> why a module like this cannot be captured
         self._open: set[nn.Module] = {s.model}
-        self._traces: dict[
-            Any, list[Trace]
-        ] = {}  # (signature, key) -> traces of modules like this, in different states
+        # (signature, key) -> traces of modules like this, in different states
+        self._traces: dict[Any, list[Trace]] = {}
         self._why: dict[str, RekindleError] = {}
         self._signatures: dict[nn.Module, Any] = {}  # that were asked for
         self._varying_parts: list[tuple[str, nn.Module]] = []  # submodules whose shapes depend on the data
-        self._opened: list[
-            tuple[str, nn.Module]
-        ] = []  # submodules that are called and cannot be captured, innermost first
+        # Submodules that are called and cannot be captured, innermost first.
+        self._opened: list[tuple[str, nn.Module]] = []
         if error is not None:
             self._note_failure("", s.model, error)
 

@@ -7,34 +7,28 @@ of its call. A file that is damaged counts as absent and is replaced; if the fol
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import json
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from ...compiling import SAVES, Compiled, CompileOptions
-from ...errors import FormatError, RekindleError
+from ...errors import FormatError
 from ...model import formats
-from ...model.cache_folder import cache_folder, make_private
-from ...model.files import read_own, write_own
+from ...model.cache_folder import cache_folder
 from ...parts.ways import Figures, Way
+from ...planning.remembered import digest, read, write
 from ..compiled.saving import VERSION as SAVING_VERSION
 from ..costs.cache import environment
 from .compiled_finding import described
 from .compiled_ways import Measured
 from .finding import Unit
 
-log = logging.getLogger("rekindle")
 FORMAT = "rekindle.ways/1"
-MOST_BYTES = 2**20
 FIGURES = 5  # of a way that copies nothing
-T = TypeVar("T")
 
 
 def place(unit: Unit, kind: str, device: torch.device, options: CompileOptions, saves: Sequence[str]) -> Path | None:
@@ -86,35 +80,6 @@ def keep(path: Path | None, measured: Measured) -> None:
         for w in measured.ways
     ]
     write(path, {"format": FORMAT, "ways": rows, "wrong": [*measured.wrong], "eager_seconds": measured.eager_seconds})
-
-
-def digest(told: Any) -> str:
-    """The name of the file that holds what depends on these values alone."""
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32] + ".json"
-
-
-def read(path: Path | None, format: str, made: Callable[[formats.Reader], T]) -> T | None:
-    """The object that is made of the document in a file of the cache folder; None: there is no file, or it is damaged or of
-    another format."""
-    if path is None:
-        return None
-    try:
-        return made(formats.Reader(formats.parse_json(read_own(path, MOST_BYTES), str(path)), str(path), format))
-    except FileNotFoundError:
-        return None
-    except (OSError, FormatError) as e:
-        log.debug("a remembered file passed over: %s", e)
-        return None
-
-
-def write(path: Path, doc: dict[str, Any]) -> None:
-    """Write a document to a file of the cache folder; the log says why where it cannot be."""
-    try:
-        make_private(path.parent.parent)
-        make_private(path.parent)
-        write_own(path, formats.as_text(doc))
-    except (OSError, RekindleError) as e:
-        log.debug("%s is not remembered: %s", doc["format"], e)
 
 
 def _way(r: formats.Reader) -> Way:

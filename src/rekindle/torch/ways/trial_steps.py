@@ -1,26 +1,32 @@
-"""Steps of one part by itself, to measure the ways to run it that have no graph."""
+"""Measures the ways to run one part that have no graph: steps of the part by itself."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from ...parts.ways import Figures
+from ...errors import RekindleError
+from ...parts.plan import SaveRule
+from ...parts.ways import Figures, Way, best
+from ..compiled.saved_results import Prices
 from ..compiled.stage import Stage
+from ..costs.flops import FlopCount
 from ..measure.as_before import as_before
 from ..measure.memory import Levels
 from ..offload.part_copies import SavedSizes, storages_of
-from ..run.sample import copies, owned
+from ..run.sample import copies, leaf_of, owned
 from ..tensors import tree
+from ..tensors.loss import default_loss
 from ..tensors.op_tensors import storage_of
+from ..trace import plain_forward
+from .again import AgainForward
 from .finding import Unit
-
-FORWARDS = 3  # that are timed; a guess
 
 
 class TrialSteps:
@@ -70,17 +76,39 @@ class TrialSteps:
         del result
         return [(size, given.get(storage)) for size, storage in noted.found]
 
+    def seconds(self, runs: Sequence[Callable[[], Any]], rounds: int = 3, most_s: float = 0.5) -> list[float]:
+        """Seconds of the fastest of a few runs of each, in turns. most_s : after it no further round begins; a guess."""
+        taken, start = [float("inf") for _ in runs], time.perf_counter()
+        for _ in range(rounds):
+            for i, run in enumerate(runs):
+                self.clear()
+                self.wait()
+                begin = time.perf_counter()
+                result = run()
+                self.wait()
+                taken[i] = min(taken[i], time.perf_counter() - begin)
+                del result
+            if time.perf_counter() - start > most_s:
+                break
+        return taken
+
     def forward_seconds(self, forward: Callable[..., Any]) -> float:
-        """Seconds of the fastest of a few forwards."""
-        taken = []
-        for _ in range(FORWARDS):
-            self.wait()
-            begin = time.perf_counter()
-            result = forward(*self.args, **self.kwargs)
-            self.wait()
-            taken.append(time.perf_counter() - begin)
-            del result
-        return min(taken)
+        """Seconds of a forward."""
+        return self.seconds([lambda: forward(*self.args, **self.kwargs)])[0]
+
+    @property
+    def leaves(self) -> list[torch.Tensor]:
+        """The inputs that get gradients and are no parameters of the part."""
+        own = {id(p) for p in self.module.parameters()}
+        return [leaf_of(t) for t in self.twins if t.requires_grad and id(t) not in own]
+
+    def clear(self) -> None:
+        """Forget the gradients of earlier steps."""
+        for p in self.module.parameters():
+            if p.grad is not None:
+                p.grad.zero_()
+        for t in self.leaves:
+            t.grad = None
 
     def _bytes_made(self, result: Any) -> int:
         """Bytes of the storages in a result of the part that are none of its inputs'."""
@@ -92,3 +120,66 @@ class TrialSteps:
         """Wait until the device has done its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+RULES_MOST = 6  # rules that are measured; a guess
+
+
+def again_ways(unit: Unit, device: torch.device, cost: str) -> list[Way]:
+    """The ways of a part that cannot be captured: left open; running again; and running again but for what a rule saves.
+
+    Steps are timed or counted. Backward costs less than twice the forward where parameters are frozen, so no such estimate
+    serves.
+    """
+    with _Trial(unit, device, cost).ready() as trial:
+        plain = trial.cost(trial.plain_step)
+        found = [Way(None, trial.figures(None, plain), again=True)]
+        for rule in trial.rules():
+            with contextlib.suppress(RekindleError, RuntimeError):  # it writes to a result that would be saved
+                found.append(Way(None, trial.figures(rule, plain), again=True, rule=rule))
+    return [Way(None, Figures(0, 0, 0, 0.0, plain)), *best(found)]
+
+
+class _Trial(TrialSteps):
+    """Steps of a part that is left open, or runs again in backward. unit_of_cost : "seconds", "flops" or "unit"."""
+
+    def __init__(self, unit: Unit, device: torch.device, unit_of_cost: str):
+        super().__init__(unit, device)
+        self._unit = unit_of_cost
+
+    def plain(self) -> Any:
+        """The plain forward."""
+        return plain_forward(self.module)(*self.args, **self.kwargs)
+
+    def plain_step(self) -> None:
+        """The plain forward and its backward."""
+        default_loss(self.plain()).backward()
+
+    def rules(self) -> list[SaveRule]:
+        """Rules between saving all dear results and saving the dearest alone."""
+        with torch.no_grad(), Prices() as seen:
+            self.plain()
+        prices = sorted(seen.found - {0.0})
+        n = min(len(prices), RULES_MOST)
+        return [SaveRule(prices[round(i * (len(prices) - 1) / max(1, n - 1))]) for i in range(n)]
+
+    def figures(self, rule: SaveRule | None, plain: float) -> Figures:
+        """What the part takes that runs again by this rule. plain : cost of the plain step."""
+        forward = AgainForward(self.module, rule)
+
+        def step(between: Callable[[Any], None]) -> None:
+            result = forward(*self.args, **self.kwargs)
+            between(result)
+            default_loss(result).backward()
+
+        sizes = self.sizes_of(step)
+        extra = self.cost(self.plain) if rule is None else max(0.0, self.cost(lambda: step(lambda _: None)) - plain)
+        return replace(sizes, extra=extra, plain=plain)
+
+    def cost(self, run: Callable[[], Any]) -> float:
+        """What the code costs: FLOPs, operators, or seconds of the fastest of a few runs."""
+        if self._unit != "seconds":
+            with FlopCount() as count:
+                run()
+            return float(count.total if self._unit == "flops" else count.ops)
+        return self.seconds([run])[0]
