@@ -12,7 +12,6 @@ import functools
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,29 +26,14 @@ from ..offload.away import Away, HostPool
 from ..operators.node_tensors import overlap
 from ..private import backward_keeps_graph, backward_number, stand_for_many, will_run
 from ..situation.surroundings import shares_casts
-from .anomaly import NamesNaN
 from .halves import saved_by_eager
-from .program import Program
+from .program import NamesNaN, Program
 from .second import Second
 from .shared_casts import PlainCasts, entered
 from .step import TrainingStep
 
 # captured step -> the parameters of `Runner.rounds`, for all that run the step
 _ROUNDING: weakref.WeakKeyDictionary[Captured, list[str]] = weakref.WeakKeyDictionary()
-
-
-@dataclass(frozen=True)
-class Boundary:
-    """Where gradients enter backward: of all results at first; then, at each cut of the program, of the result there.
-
-    stage : the first one after it. outputs : numbers of the results that it owns. sources : nodes of the gradients that come
-    back to them, as backward takes them. owners : for each source, the place of its result in `outputs`.
-    """
-
-    stage: int
-    outputs: list[int]
-    sources: list[fx.Node]
-    owners: list[int]
 
 
 class _Boundary(torch.autograd.Function):
@@ -89,7 +73,7 @@ class _Boundary(torch.autograd.Function):
                     f"a gradient came back to {place}, but the plan was made for the loss alone; give loss='all' to the call "
                     "that planned (rekindle.checkpoint, rekindle.trace, …) to plan for gradients of every result"
                 )
-        tangents = [grads[i] for i in own.owners]
+        tangents = [grads[i] for i in own.sources.values()]
         del grads
         step.check_results()
         again = step.again == backward_number()  # in this backward, gradients of other results came to plain code
@@ -137,11 +121,8 @@ class _Stage(torch.autograd.Function):
         step, gradients = ctx.step, ctx.step.stage(ctx.j)
         # Those that are held back come first: eager hands over the gradient of the later part first.
         found = [*[None] * (ctx.given - len(gradients)), *gradients]
-        again = step.again == backward_number()
-        if (
-            backward_keeps_graph() and not again and not _takes_all(ctx)
-        ):  # another may begin here, for weights' gradients
-            step.left[ctx.j] = gradients
+        if backward_keeps_graph() and step.again != backward_number() and not _takes_all(ctx):
+            step.left[ctx.j] = gradients  # another backward may begin here, for weights' gradients
         return None, None, _token(step.runner.device), *found
 
 
@@ -200,14 +181,14 @@ class Runner:
         self._added_inside = {place[p] for p in program.parts}
         # A tensor whose gradient may be handed over in parts is passed once per part.
         # The result number i is passed as -1 - i.
-        place |= {cut.gradient: -1 - c.inner[cut.gradient].output for cut in program.cuts}
+        self.boundaries = program.boundaries
+        place |= {g: -1 - b.outputs[0] for b in self.boundaries[1:] for g in b.sources}
         self.stage_inputs = [
             [place[p] for p in stage for _ in range(self._parts.get(p, 1))] for stage in program.stages
         ]
         self.last_place = {i: (j, at) for j, stage in enumerate(self.stage_inputs) for at, i in enumerate(stage)}
-        self.boundaries = self._find_boundaries()
         self.uncut = c.goes_on.difference(*(b.outputs for b in self.boundaries[1:]))
-        self._trained = [place[p] for p in c.gradients]
+        self.trained = [place[p] for p in c.gradients]
         self.read_by_stage = [[place[p] for p in read] for read in program.read]
         self._saved_by_eager = {place[p] for p in saved_by_eager(lowered)}
         self.watched_inputs = sorted(self._saved_by_eager.union(*self.read_by_stage))
@@ -261,14 +242,6 @@ class Runner:
             results[i].retain_grad()
         return [results[i] for i in range(len(results))]
 
-    def _find_boundaries(self) -> list[Boundary]:
-        c, cuts = self.lowered.captured, self.program.cuts
-        inner = {c.inner[cut.gradient].output for cut in cuts}
-        others = [i for i in range(len(c.outputs)) if i not in inner]
-        tangents = {t: others.index(i) for t, i in c.tangents.items() if i not in inner}
-        found = [Boundary(0, others, list(tangents), list(tangents.values()))]
-        return found + [Boundary(x.stage, [c.inner[x.gradient].output], [x.gradient], [0]) for x in cuts]
-
     def _find_casts(self) -> tuple[list[list[tuple[int, int]]], dict[int, int]]:
         """(per stage, the (place among its `stage_inputs`, number of the input) at which it hands over the gradient of a cast;
         number of an input -> that stage)."""
@@ -307,18 +280,9 @@ class Runner:
             "forward. Eager does not need it there. Write to it after backward, or call rekindle.restore(model) for such steps"
         )
 
-    @property
-    def may_part(self) -> bool:
-        """Whether the program adds up a gradient inside that it can also hand over in parts."""
-        return bool(self._parts)
-
     def has_gradient(self, inputs: list[Any]) -> bool:
         """Whether one of the call's parameters has a gradient now."""
         return any(inputs[i].is_leaf and inputs[i].grad is not None for i in self._parameters)
-
-    def trained(self, inputs: list[Any]) -> frozenset[int]:
-        """ids of a call's input tensors to which gradients come."""
-        return frozenset([id(inputs[i]) for i in self._trained])
 
     def in_parts(self, j: int, gradients: list[Any]) -> list[Any]:
         """The gradients of stage j, one for each of its `stage_inputs`."""
@@ -340,14 +304,9 @@ class Runner:
         params = self.lowered.captured.params
         _ROUNDING[self.lowered.captured] = [params[p] for p in self._sums if params.get(p)] or ["an input"]
 
-    @property
-    def waits(self) -> bool:
-        """Whether the backward of an earlier call has not begun yet."""
-        return len(self.waiting) > 0
-
     def direct(self, k: int) -> set[int]:
         """The stage inputs to which gradients come from boundary k, not only through another one."""
-        sources = {*self.boundaries[k].sources}
+        sources = self.boundaries[k].sources.keys()
         places = (zip(s, d, strict=True) for s, d in zip(self.program.stages, self._depends, strict=True))
         return {self._place[p] for row in places for p, needs in row if needs & sources}
 
@@ -357,7 +316,7 @@ class Runner:
 
     def _dependence(self) -> list[list[frozenset[fx.Node]]]:
         """For each stage, the sources on which each gradient that it hands over depends."""
-        c, handed = self.lowered.captured, {cut.gradient: iter(cut.parts) for cut in self.program.cuts}
+        c, handed = self.lowered.captured, {g: iter(b.parts) for b in self.boundaries[1:] for g in b.sources}
         found: dict[fx.Node, frozenset[fx.Node]] = {t: frozenset([t]) for t in c.tangents}
         whole: dict[fx.Node, frozenset[fx.Node]] = {}  # gradients at cuts -> the sources of all that comes to them
         for n in c.nodes:

@@ -16,8 +16,7 @@ from ..operators import rules
 from ..operators.node_tensors import Part, is_member
 from ..private import OpOverload
 from ..tensors import rng
-from .gradient_sums import each, join
-from .results import alone, own
+from .results import alone, each, join, own
 
 _LITERALS = (bool, int, str, type(None))  # exactly these types: a subclass may print as anything
 _LOCALS = (
