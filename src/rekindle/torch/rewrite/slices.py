@@ -16,6 +16,7 @@ from torch import fx
 
 from ..capture.captured import Writing
 from ..lowering.editing import Editor, Key
+from ..lowering.phases import computed_from
 from ..lowering.shape_only import is_stand_in
 from ..operators.memory_order import has_gaps
 from ..operators.node_tensors import is_member, is_view, storage_bytes
@@ -316,10 +317,8 @@ class _Over:
         if n.op == "output":
             return True
         if self._after is None:
-            self._after = set(self.cuts) - self.region.kept
-            for x in sorted(self.edit.captured.nodes, key=self.edit.place):
-                if any(y in self._after for y in x.all_input_nodes):
-                    self._after.add(x)
+            in_order = sorted(self.edit.captured.nodes, key=self.edit.place)
+            self._after = computed_from(set(self.cuts) - self.region.kept, in_order)
         return n in self._after
 
 

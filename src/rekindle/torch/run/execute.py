@@ -49,16 +49,16 @@ class _Boundary(torch.autograd.Function):
             step.results, saved = step.forward()
         ctx.step, ctx.k = step, k
         ctx.set_materialize_grads(False)
-        results = [step.results[i] for i in runner.boundaries[k].outputs]
-        if len(runner.boundaries) > 1:  # a result of a later node would lead back to this one
+        own = runner.boundaries[k].outputs
+        results = [step.results[i] for i in own]
+        if saved and k:  # a result of a later node would lead back to this one
             theirs = {id(t) for t in step.results} - {id(t) for t in results}
             saved = [t.detach() if id(t) in theirs else t for t in saved]
         if k == 0:
             step.results = []
         anchor = _token(runner.device)  # leads from second derivatives, and from the stage before, to this node
         ctx.save_for_backward(*saved, anchor)
-        numbers = zip(runner.boundaries[k].outputs, results, strict=True)
-        ctx.mark_non_differentiable(*[t for i, t in numbers if i not in runner.differentiable])
+        ctx.mark_non_differentiable(*[t for i, t in zip(own, results, strict=True) if i not in runner.differentiable])
         return *results, anchor
 
     @staticmethod
@@ -67,8 +67,8 @@ class _Boundary(torch.autograd.Function):
         if step.inside == backward_number() and not step.is_at(runner.boundaries[k].stage):
             return None, None, _token(runner.device)
         own = runner.boundaries[k]
-        for i, place in runner.lowered.captured.ignored_outputs.items():
-            if k == 0 and i in own.outputs and grads[own.outputs.index(i)] is not None:
+        for i, place in runner.lowered.captured.ignored_outputs.items() if k == 0 else ():
+            if i in own.outputs and grads[own.outputs.index(i)] is not None:
                 raise RekindleError(
                     f"a gradient came back to {place}, but the plan was made for the loss alone; give loss='all' to the call "
                     "that planned (rekindle.checkpoint, rekindle.trace, …) to plan for gradients of every result"
@@ -178,7 +178,7 @@ class Runner:
         self.given = [p for p in c.placeholders if p.op == "placeholder"]
         self._place = place = {p: i for i, p in enumerate(self.given)}
         self._sums, self._parts = additions(c), program.parts
-        self._added_inside = {place[p] for p in program.parts}
+        self.added_inside = {place[p] for p in program.parts}
         # A tensor whose gradient may be handed over in parts is passed once per part.
         # The result number i is passed as -1 - i.
         self.boundaries = program.boundaries
@@ -255,10 +255,6 @@ class Runner:
                     stage_of[i] = j
                 seen[i] += 1
         return found, stage_of
-
-    def adds_up_inside(self, some: Iterable[int]) -> bool:
-        """Whether the program adds up the gradient of one of these inputs, or of its cast."""
-        return any(i in self._added_inside or self.casts[i].adds for i in some)
 
     def watched(self) -> contextlib.AbstractContextManager[Any]:
         """The context in which a stage runs: in autograd's anomaly mode, one that names the op that made a NaN."""

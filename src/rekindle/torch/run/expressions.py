@@ -109,11 +109,8 @@ class Expressions:
             inside = ", ".join(self.argument(y, reader, swap) for y in x)
             return f"[{inside}]" if isinstance(x, list) else f"({inside}{',' if len(x) == 1 else ''})"
         if isinstance(x, dict):
-            return (
-                "{"
-                + ", ".join(f"{self.argument(k, None)}: {self.argument(y, reader, swap)}" for k, y in x.items())
-                + "}"
-            )
+            shown = (f"{self.argument(k, None)}: {self.argument(y, reader, swap)}" for k, y in x.items())
+            return f"{{{', '.join(shown)}}}"
         return self._constant(x)
 
     def tensor(self, n: Any, swap: bool) -> str:

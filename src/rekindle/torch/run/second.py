@@ -213,7 +213,7 @@ class Second:
         # At `ends` zeros go on in place of a gradient.
         hooks = [t.register_hook(lambda g: g if g is None else torch.zeros_like(g)) for t in ends if t.requires_grad]
         at = {(t.grad_fn, t.output_nr): parts[id(t)] for t in ends}
-        for node, place, edge in edges_behind([t.tensor for t in terms], at) if ends else ():
+        for node, place, edge in edges_behind([t.tensor.grad_fn for t in terms], at) if ends else ():
             if edge in at:
                 hooks.append(node.register_hook(functools.partial(_note, at[edge], place)))
         try:

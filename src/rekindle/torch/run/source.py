@@ -19,11 +19,11 @@ from ...model.schedule import Fetch, Free, Offload, Run, Schedule, Step
 from ..lowering.gradient_additions import additions, additions_of_results, casts, unaliased
 from ..lowering.lowered import Lowered, OpCall
 from ..operators import rules
-from ..operators.node_tensors import Part, is_member, tensors_of
+from ..operators.node_tensors import is_member, tensors_of
 from ..operators.table import OVERWRITES
 from ..situation.module_paths import printable
 from .expressions import Expressions, keyword_argument
-from .halves import Steps, cut, last_reads, placeholders_read, read_late, tangent_values
+from .halves import Steps, cut, last_reads, placeholders_read, read_late
 from .results import handed_over
 
 PATH_MOST_LETTERS = 200  # longer paths of modules are cut in comments
@@ -73,17 +73,10 @@ class Sums:
         often = Counter([*ran, *low.captured.tangents])
         results = {
             g: nodes for g, nodes in additions_of_results(low.captured).items()
-            if all(often[n] == 1 for n in nodes or [part_of(low, g)[0]])  # a gradient may be handed over only once
+            if all(often[n] == 1 for n in nodes or [low.part_of(g)[0]])  # a gradient may be handed over only once
         }  # fmt: skip
         handed |= {n: g for g, nodes in results.items() for n in nodes}
         return cls(handed, inside, parts, {cast.node for cast in several}, results)
-
-
-def part_of(low: Lowered, n: fx.Node) -> Part:
-    """The tensor, as an op or the caller makes it, that this tensor is or is a view of."""
-    while n in low.views and (n.args[0], n.args[1] if is_member(n) else None) not in low.value_of:
-        n = n.all_input_nodes[0]
-    return (n.args[0], n.args[1]) if is_member(n) else (n, 0)  # type: ignore[return-value]
 
 
 def _behind(low: Lowered, n: fx.Node) -> Iterator[fx.Node]:
@@ -161,10 +154,11 @@ class Source:
         ]
         whole: dict[fx.Node, list[fx.Node]] = {}  # op -> the gradients that are whole after it
         for g, nodes in sums.results.items():
-            whole.setdefault(nodes[0] if nodes else part_of(self.low, g)[0], []).append(g)
+            whole.setdefault(nodes[0] if nodes else self.low.part_of(g)[0], []).append(g)
         for t in captured.tangents:
             self._cut(whole.get(t, []), halves.backward)
-        tangents = tangent_values(self._graph)
+        assert self._graph.boundary is not None
+        tangents = self._graph.ops[self._graph.boundary].outputs
         for s in halves.dropped:
             assert isinstance(s, Free)
             self._await(s)
@@ -213,7 +207,7 @@ class Source:
     def _cut(self, gradients: Iterable[fx.Node], later: Steps) -> None:
         """Let autograd add up whole gradients of results, and go on with what it and hooks make of them."""
         for g in gradients:
-            nodes, part = self.sums.results[g], part_of(self.low, g)
+            nodes, part = self.sums.results[g], self.low.part_of(g)
             parts: list[Any] = [n.args[1] for n in reversed(nodes)]
             if not nodes:
                 parts = [g]
@@ -307,7 +301,7 @@ class Source:
 
     def _to_autograd(self, n: Any, shown: str, later: Steps) -> str:
         """Source of a gradient that autograd may hold on to. later : the steps that follow, of which one may write over it."""
-        value = self.low.value_of[part_of(self.low, n)]
+        value = self.low.value_of[self.low.part_of(n)]
         if any(isinstance(s, Run) and s.into == value for s in later):
             return f"clone({shown})"
         return f"own({shown})" if n in self.low.views else shown

@@ -92,9 +92,8 @@ class TrainingStep:
         self.runner.waiting.discard(self)
         for known in (self.out, self.differentiated, self.left):
             known.clear()
-        apart = (
-            _given_before(self.trained) and bool(self.runner.program.parts) or self.runner.adds_up_inside(self.instead)
-        )
+        apart = _given_before(self.trained) and bool(self.runner.program.parts)
+        apart = apart or any(i in self.runner.added_inside or self.runner.casts[i].adds for i in self.instead)
         if self.shared is not None:
             self.shared.begun, apart = backward_number(), apart or bool(self.shared.left)
         self.apart, self.at, self.absent, self.begun = apart, 0, frozenset(), backward_number()
@@ -120,7 +119,9 @@ class TrainingStep:
 
     def _give(self, sources: Collection[fx.Node], gradients: list[Any]) -> None:
         self.absent |= {n for n, g in zip(sources, gradients, strict=True) if g is None}
-        self.given += [_zeros(n) if g is None else g for n, g in zip(sources, gradients, strict=True)]
+        for n, g in zip(sources, gradients, strict=True):
+            t = n.meta["val"]  # of a result on which the loss does not depend, the gradient is zero
+            self.given.append(torch.zeros(t.shape, dtype=t.dtype, device=t.device) if g is None else g)
 
     def start_again(
         self, k: int, tangents: list[Any], stages: Iterable[int], anchor: torch.Tensor, whole: bool
@@ -235,9 +236,3 @@ def _given_before(tensors: frozenset[int]) -> bool:
     while len(_given) > _BACKWARDS_MOST:
         _given.pop(next(iter(_given)), None)
     return not before.isdisjoint(tensors)
-
-
-def _zeros(n: fx.Node) -> torch.Tensor:
-    """A zero gradient, for a result on which the loss does not depend."""
-    t = n.meta["val"]
-    return torch.zeros(t.shape, dtype=t.dtype, device=t.device)
