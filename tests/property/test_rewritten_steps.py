@@ -21,12 +21,12 @@ from rekindle.torch.capture.captured import Captured
 from rekindle.torch.operators.node_tensors import is_member
 from rekindle.torch.operators.rules import draws_random
 from rekindle.torch.rewrite import candidates, finding, slices
-from rekindle.torch.rewrite.apply import rewritten
 from rekindle.torch.rewrite.candidates import Rewrites
 from rekindle.torch.rewrite.cuts import Cut, cuts_of
 from rekindle.torch.rewrite.finding import Allowed
 from rekindle.torch.rewrite.probe import Bits
 from rekindle.torch.rewrite.region import Region, adds_up, grown, handed_over_whole, is_slice, units
+from rekindle.torch.rewrite.rewritten import rewritten
 from rekindle.torch.trace import Trace
 from rewritten_steps import OPTIONS, as_rewrite, convolutions, plan_of, tokens, traced
 from strategies import examples

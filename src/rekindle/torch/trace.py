@@ -34,10 +34,10 @@ from .costs.optimizer_trial import names
 from .costs.optimizers import counted
 from .costs.resident import gradient_bytes, resident_beside
 from .lowering.duplicates import merge_duplicates
-from .lowering.in_place import write_in_place
 from .lowering.lowered import Lowered
 from .lowering.normalise import lower
 from .lowering.shape_only import without_shapes
+from .lowering.writes import write_in_place
 from .operators.node_tensors import tensors_of
 from .private import is_fake, store_of_processes
 from .situation import module_call as calls

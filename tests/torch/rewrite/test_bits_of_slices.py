@@ -22,8 +22,7 @@ from rekindle.torch.operators.record import EVERYWHERE
 from rekindle.torch.operators.table import OPERATORS, record_of
 from rekindle.torch.rewrite import probe, slice_runs
 from rekindle.torch.rewrite.cuts import SUM, Cut, cuts_of
-from rekindle.torch.rewrite.known_bits import by_construction, known
-from rekindle.torch.rewrite.probe import Bits, probed
+from rekindle.torch.rewrite.probe import Bits, by_construction, known, probed
 from rekindle.torch.rewrite.slice_runs import edges_of
 from strategies import examples
 

@@ -19,10 +19,10 @@ from marks import every, sweep
 from rekindle.integrations.saved_plan import checkpoint_with
 from rekindle.model.plan import Plan
 from rekindle.model.rewriting import Rewrite
-from rekindle.torch.rewrite.apply import rewritten
 from rekindle.torch.rewrite.cuts import SUM, cuts_of
 from rekindle.torch.rewrite.probe import Bits
 from rekindle.torch.rewrite.region import Region
+from rekindle.torch.rewrite.rewritten import rewritten
 from rekindle.torch.trace import Trace
 from rewritten_steps import OPTIONS, as_rewrite, plan_of, tokens, traced
 

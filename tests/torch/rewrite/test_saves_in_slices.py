@@ -16,10 +16,9 @@ from rekindle.planning.own_terms import beside_captured, plain_figures
 from rekindle.torch.capture.captured import Captured
 from rekindle.torch.operators.pool_offsets import MAX_POOL2D_BACKWARD_BY_OFFSETS, POOL_OFFSETS
 from rekindle.torch.operators.small_saves import DROPOUT_BACKWARD_BY_BITS, PACK_MASK, SIGN_BITS, ZERO_BY_BITS
-from rekindle.torch.rewrite.apply import rewritten
 from rekindle.torch.rewrite.cuts import cuts_of
 from rekindle.torch.rewrite.region import adds_up, grown, is_slice
-from rekindle.torch.rewrite.rewritten import with_rewrites
+from rekindle.torch.rewrite.rewritten import rewritten, with_rewrites
 from rekindle.torch.rewrite.unsliced import may_split, saves
 
 aten: Any = torch.ops.aten

@@ -13,10 +13,9 @@ import rekindle
 from rekindle.errors import PlanMismatch
 from rekindle.model.rewriting import SLICES, Rewrite, Rewriting
 from rekindle.planning.own_terms import beside_captured, plain_figures
-from rekindle.torch.rewrite.apply import rewritten
 from rekindle.torch.rewrite.cuts import cuts_of
 from rekindle.torch.rewrite.region import grown, is_slice
-from rekindle.torch.rewrite.rewritten import with_rewrites
+from rekindle.torch.rewrite.rewritten import rewritten, with_rewrites
 from rekindle.torch.trace import Trace
 
 aten: Any = torch.ops.aten

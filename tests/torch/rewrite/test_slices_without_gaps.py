@@ -14,8 +14,8 @@ from rekindle.torch.capture.captured import Captured
 from rekindle.torch.operators.memory_order import has_gaps
 from rekindle.torch.operators.rules import runnable
 from rekindle.torch.operators.table import wants_dense
-from rekindle.torch.rewrite.apply import rewritten
 from rekindle.torch.rewrite.cuts import SUM, cuts_of, tensor_arguments
+from rekindle.torch.rewrite.rewritten import rewritten
 
 aten: Any = torch.ops.aten
 

@@ -12,6 +12,7 @@ import torch
 from torch import fx, nn
 
 from ...errors import TraceError, UsageError
+from ...printed import listed
 from ...saying.frames import in_short
 from ..operators import hidden_writes, rules
 from ..private import aot_export_joint_with_descriptors, functorch_config, inductor_config, scripted_refused
@@ -62,10 +63,8 @@ def export_joint(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[t
             except UsageError:
                 raise  # an option that makes no sense for this model, however it is captured
             except Exception as e:
-                if (
-                    isinstance(e, TraceError) and e.reason in BY_LINE
-                ):  # however it is captured; once more, to find the line
-                    return _export(stack, flat, tensors)
+                if isinstance(e, TraceError) and e.reason in BY_LINE:
+                    return _export(stack, flat, tensors)  # which finds the line; it fails however it is captured
                 if _WRITES in str(e) and not flat.writes_to_constants:
                     flat.writes_to_constants = True
                     continue
@@ -184,16 +183,17 @@ def _checkpoint_refusal(flat: FlatForward, found: fx.Graph) -> TraceError | None
     draws = any(n.op == "call_function" and rules.draws_random(n.target) for n in found.nodes)
     for inner in flat.checkpoints:
         if inner.written:
-            names = ", ".join(map(printable, inner.written[:NAMES_MOST]))
-            more = f" and {len(inner.written) - NAMES_MOST} more" if len(inner.written) > NAMES_MOST else ""
-            why = f"so each step writes to {names}{more} twice: in forward, and where backward runs it again. A plan would once"
-            effect = f", which writes to {names} again in backward"
+            names = [*map(printable, inner.written)]
+            first, every = ", ".join(names[:NAMES_MOST]), listed(names, NAMES_MOST)
+            why = (
+                f"so each step writes to {every} twice: in forward, and where backward runs it again. A plan would once"
+            )
+            effect = f", which writes to {first} again in backward"
             return _checkpoint_error(inner, "", effect, why, "; each step then writes once")
         if draws and not inner.preserves:
             why = "so backward draws other random numbers than forward. A plan draws the same"
-            return _checkpoint_error(
-                inner, "with preserve_rng_state=False", "", why, ", or give preserve_rng_state=True"
-            )
+            how, instead = "with preserve_rng_state=False", ", or give preserve_rng_state=True"
+            return _checkpoint_error(inner, how, "", why, instead)
     return None
 
 

@@ -192,9 +192,8 @@ def quiet() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", category=UserWarning, module="torch")
-            warnings.filterwarnings(
-                "ignore", "The .grad attribute of a Tensor that is not a leaf"
-            )  # parameters are leaves
+            # Parameters are leaves.
+            warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
             yield
     finally:
         logger.setLevel(level)

@@ -49,7 +49,7 @@ class Captured:
     are edited (`lowering`), the earlier one is of no use.
 
     No op writes to its inputs, and tensors that the module mutates come back as new values, except those in `writing` (see
-    `lowering.in_place`).
+    `lowering.writes`).
 
     nodes : every call_function node in order, forward first.
     params, buffers : placeholder -> qualified name in the module.

@@ -24,10 +24,9 @@ from ..tensors.loss import losses
 from ..undo.attributes import Attributes, Changes, Kind, kind_of, tensors_in_attributes
 from .captured import Assigned
 from .eager_kernels import EagerLayout, InTheirPlace, one_cast_each
-from .extents import indices_for_masks
 from .inner_checkpoints import checkpoints_inside
-from .inner_results import inner_results, mark
-from .known_values import KnownValues, Question
+from .inner_results import edges_behind, inner_results, mark
+from .known_values import KnownValues, Question, indices_for_masks
 from .left_out import taken_apart
 from .stand_in import own_classes
 from .trace_errors import lets_require_grad, moves
@@ -76,9 +75,8 @@ class FlatForward(nn.Module):
         # Name of each parameter, number of each input -> whether autocast casts it once; traced ones are no leaves.
         given: list[tuple[int | str, torch.Tensor]] = [*model.named_parameters(), *enumerate(sample)]
         self._once = {k: is_cast_once(t) for k, t in given if t.requires_grad and torch.is_autocast_cache_enabled()}
-        self._names: dict[
-            int, list[str]
-        ] = {}  # of each parameter, by id; while tracing, each name is a tensor of its own
+        # Of each parameter, by id; while tracing, each name is a tensor of its own.
+        self._names: dict[int, list[str]] = {}
         for name, p in model.named_parameters(remove_duplicate=False):
             self._names.setdefault(id(p), []).append(name)
         self.output_spec: Any = None
@@ -109,9 +107,7 @@ class FlatForward(nn.Module):
         self.fills: list[tree.Branch] = []  # see `TakenApart`
         self.writes_to_constants = False  # forward or backward write to what they make of constants alone
         self.cached = False  # functions that keep their results kept tensors of a run
-        self.moving: list[
-            str
-        ] = []  # tensors of which a run before found that forward moves them: the line is looked for
+        self.moving: list[str] = []  # what a run before found that forward moves: the line is looked for
         self.goes_on = False  # a run starts with the attributes that the run before left, except tensors
         self.outside: dict[str, torch.Tensor] = {}  # tensors of no module, by the buffer that stands for each
 
@@ -205,9 +201,8 @@ class FlatForward(nn.Module):
         self.functions = list(dict.fromkeys(n._forward_cls for n in nodes))
         kinds = tree.PLAIN, torch.Tensor, torch.nn.Module
         self.held = frozenset(id(x) for n in nodes for x in vars(n).values() if not isinstance(x, kinds))
-        if (
-            nodes or self.hooks
-        ) and hidden:  # `backward()` runs code there, and a search for the gradients of others does not
+        # `backward()` runs code at such leaves, and a search for the gradients of others does not.
+        if hidden and (nodes or self.hooks):
             trained = [t for t in copies if t.requires_grad]
             torch.autograd.grad(trained, hidden, [*map(torch.ones_like, trained)], retain_graph=True)
         for node in self._ends:
@@ -341,18 +336,10 @@ _FUNCTIONS = {"function", "method", "builtin_function_or_method", "partial", "ty
 
 def _behind(nodes: list[Any], known: set[int]) -> tuple[list[Any], list[torch.Tensor]]:
     """(the nodes of the user's autograd Functions behind these, the leaves there whose ids are not `known`)."""
-    functions, leaves, seen, stack = [], [], set(), list(nodes)
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        stack += [n for n, _ in node.next_functions]
-        if isinstance(node, torch.autograd.function.BackwardCFunction) and not is_torchs(node._forward_cls):  # type: ignore[attr-defined]
-            functions.append(node)
-        elif (leaf := getattr(node, "variable", None)) is not None and id(leaf) not in known:
-            leaves.append(leaf)
-    return functions, leaves
+    every = dict.fromkeys([*nodes, *(edge[0] for *_, edge in edges_behind(nodes) if edge[0] is not None)])
+    written = [n for n in every if isinstance(n, torch.autograd.function.BackwardCFunction)]
+    leaves = [leaf for n in every if (leaf := getattr(n, "variable", None)) is not None and id(leaf) not in known]
+    return [n for n in written if not is_torchs(n._forward_cls)], leaves  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager

@@ -32,13 +32,13 @@ def inner_results(results: Sequence[torch.Tensor], ends: Iterable[torch.Tensor])
     for i, t in enumerate(results):
         if t.requires_grad:
             at.setdefault(tuple(get_gradient_edge(t))[:2], i)
-    return dict(Counter(at[edge] for *_, edge in edges_behind(ends) if edge in at))
+    return dict(Counter(at[edge] for *_, edge in edges_behind(t.grad_fn for t in ends) if edge in at))
 
 
-def edges_behind(ends: Iterable[torch.Tensor], stops: Container[Any] = ()) -> Iterator[tuple[Any, int, Any]]:
-    """(node, place among its gradients, the node and the place there to which that gradient goes), in autograd's graph; not
-    beyond the edges `stops`."""
-    seen, stack = set(), [t.grad_fn for t in ends]
+def edges_behind(nodes: Iterable[Any], stops: Container[Any] = ()) -> Iterator[tuple[Any, int, Any]]:
+    """(node, place among its gradients, the node and the place there to which that gradient goes), in autograd's graph from
+    these nodes on; not beyond the edges `stops`."""
+    seen, stack = set(), [*nodes]
     while stack:
         node = stack.pop()
         if node is not None and node not in seen:

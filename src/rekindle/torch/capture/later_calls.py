@@ -122,13 +122,9 @@ def _own(model: nn.Module, names: list[str]) -> Iterator[tuple[str, Restorable]]
 
 
 def _entries(content: Any) -> dict[Any, Any]:
-    return (
-        content
-        if isinstance(content, dict)
-        else dict(enumerate(content))
-        if isinstance(content, list)
-        else {0: content}
-    )
+    if isinstance(content, dict):
+        return content
+    return dict(enumerate(content)) if isinstance(content, list) else {0: content}
 
 
 def _changed(w: Restorable) -> list[tuple[Any, Any]]:
@@ -220,9 +216,8 @@ class _Ops(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ops: list[
-            tuple[Any, list[torch.Tensor], list[torch.Tensor]]
-        ] = []  # the tensors keep their memory's address
+        # (the op, tensors that it reads, those that it makes or writes); they keep their memory's address
+        self.ops: list[tuple[Any, list[torch.Tensor], list[torch.Tensor]]] = []
         self.written: list[torch.Tensor] = []
         self.outside: dict[torch.Tensor, None] = {}  # real ones, which no operator of this call has made
 
@@ -230,11 +225,7 @@ class _Ops(TorchDispatchMode):
         leaves = pytree.tree_leaves((args, kwargs or {}))
         given = [t for t in leaves if isinstance(t, torch.Tensor)]
         if func is torch.ops.aten._local_scalar_dense.default:  # a call that prints: any number serves
-            return (
-                torch.ones((), dtype=given[0].dtype, device="cpu").numpy().item()
-                if given[0].dtype != torch.bool
-                else True
-            )
+            return torch.ones((), dtype=given[0].dtype, device="cpu").numpy().item()
         if func is not torch.ops.aten.lift_fresh.default:  # which takes a tensor that forward makes of numbers
             self.outside |= {t: None for t in given if type(t) in (torch.Tensor, torch.nn.Parameter)}
         self.written += (written := written_by(func, args, kwargs or {}))

@@ -110,12 +110,9 @@ def _without(spec: Any, at: tuple[str, ...], names: frozenset[str], found: set[s
     if isinstance(spec, tree.Branch):
         children = tuple([_without(c, _joined(at, own), names, found) for own, c in _children(spec)])
         spec = replace(spec, children=children)
-    return tree.LeftOut() if here and _holds_results(spec) else spec
-
-
-def _holds_results(spec: Any) -> bool:
-    """Whether the result holds a tensor. Numbers and None take no memory, so they stay."""
-    return any(isinstance(leaf, tree.Leaf | tree.Opaque | tree.LeftOut) for leaf in tree.leaves(spec))
+    # Numbers and None take no memory, so they stay.
+    holds_tensors = any(isinstance(leaf, tree.Leaf | tree.Opaque | tree.LeftOut) for leaf in tree.leaves(spec))
+    return tree.LeftOut() if here and holds_tensors else spec
 
 
 def _children(branch: tree.Branch) -> Iterator[tuple[tuple[str, ...], Any]]:

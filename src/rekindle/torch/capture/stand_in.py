@@ -37,85 +37,42 @@ class StandIn:
         given = pytree.tree_map(plain, (args, kwargs or {}), is_leaf=lambda x: type(x) is StandIn)
         return func(*given[0], **given[1])
 
-    def __bool__(self) -> bool:
-        return self._ask(operator.truth)
-
-    def _ask(self, op: Callable[..., Any], *others: Any) -> bool:
-        if not all(_is_number(x) for x in others):
-            return NotImplemented
-        answer = op(self._value, *map(_value, others))
-        self._numbers.questions.append((Expression(op, (self._expression, *map(_expression, others))), answer))
-        return bool(answer)
-
-    def _made(self, op: Callable[..., Any], *operands: Any) -> Any:
-        if not all(_is_number(x) for x in operands):
-            return NotImplemented
-        value = op(*map(_value, operands))
-        return StandIn(self._numbers, value, Expression(op, tuple(map(_expression, operands))))
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
+    def __repr__(self, *_: Any) -> str:
         raise TypeError("a number that is an input of the graph has no text")
 
-    __str__ = __repr__
-
-    def __format__(self, spec: str) -> str:
-        raise TypeError("a number that is an input of the graph has no text")
-
-    def __neg__(self) -> Any:
-        return self._made(operator.neg, self)
-
-    def __pos__(self) -> Any:
-        return self._made(operator.pos, self)
-
-    def __abs__(self) -> Any:
-        return self._made(operator.abs, self)
+    __str__ = __format__ = __repr__
 
 
-def _arithmetic(op: Callable[..., Any]) -> tuple[Any, Any]:
-    def left(self: StandIn, other: Any) -> Any:
-        return self._made(op, self, other)
+def _operation(op: Callable[..., Any], asks: bool = False, turned: bool = False) -> Any:
+    """A method of stand-ins that makes another number, or asks about numbers. turned : the other operand comes first."""
 
-    def right(self: StandIn, other: Any) -> Any:
-        return self._made(op, other, self)
+    def method(self: StandIn, *others: Any) -> Any:
+        operands = (*others, self) if turned else (self, *others)
+        if not all(type(x) in (StandIn, int, float, bool) for x in operands):
+            return NotImplemented
+        value = op(*[x._value if type(x) is StandIn else x for x in operands])
+        expression = Expression(op, tuple([x._expression if type(x) is StandIn else x for x in operands]))
+        if not asks:
+            return StandIn(self._numbers, value, expression)
+        self._numbers.questions.append((expression, value))
+        return bool(value)
 
-    return left, right
-
-
-def _comparison(op: Callable[..., Any]) -> Any:
-    def compare(self: StandIn, other: Any) -> Any:
-        return self._ask(op, other)
-
-    return compare
+    return method
 
 
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
-    _left, _right = _arithmetic(getattr(operator, _name))
-    setattr(StandIn, f"__{_name}__", _left)
-    setattr(StandIn, f"__r{_name}__", _right)
-for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    setattr(StandIn, f"__{_name}__", _comparison(getattr(operator, _name)))
+    setattr(StandIn, f"__{_name}__", _operation(getattr(operator, _name)))
+    setattr(StandIn, f"__r{_name}__", _operation(getattr(operator, _name), turned=True))
+for _name in ("neg", "pos", "abs"):
+    setattr(StandIn, f"__{_name}__", _operation(getattr(operator, _name)))
+for _name, _op in ({x: x for x in ("eq", "ne", "lt", "le", "gt", "ge")} | {"bool": "truth"}).items():
+    setattr(StandIn, f"__{_name}__", _operation(getattr(operator, _op), asks=True))
 StandIn.__hash__ = None  # type: ignore[assignment, method-assign]
-
-
-def _is_number(x: Any) -> bool:
-    return type(x) in (StandIn, int, float, bool)
-
-
-def _value(x: Any) -> Any:
-    return x._value if type(x) is StandIn else x
-
-
-def _expression(x: Any) -> Any:
-    return x._expression if type(x) is StandIn else x
 
 
 def has_stand_in(spec: Any) -> bool:
     """Whether a structure holds a stand-in. As part of a result, no planned call could return it."""
-    if isinstance(spec, tree.Branch):
-        return any(map(has_stand_in, spec.children))
-    return type(spec) is StandIn
+    return any(type(x) is StandIn for x in tree.leaves(spec))
 
 
 def stand_ins(numbers: Numbers, values: Mapping[Place, Any]) -> dict[Place, Any]:

@@ -28,12 +28,8 @@ _DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, Gu
 _LEAVES_OUT = re.compile(
     r"\bself((?:\.\w+)*\.\w*(?:layer_?drop|drop_?path|skip_?prob|survival_?prob|stochastic_depth)\w*)", re.IGNORECASE
 )
-
-
-FUNCTIONS_OF_TORCH = (
-    "torch._higher_order_ops",
-    "torch.nn.attention.flex_attention",
-)  # modules of operators that take them
+# Modules of operators that take functions.
+FUNCTIONS_OF_TORCH = ("torch._higher_order_ops", "torch.nn.attention.flex_attention")
 _NO_LAYOUT = "layout_impl is only implemented for TensorImpl"  # torch's words for a compressed sparse tensor
 NAMES_MOST = 3  # in a message
 _READS_MEMORY = "Cannot access data pointer of Tensor"  # torch's words
@@ -138,9 +134,8 @@ def trace_error(e: BaseException, model: nn.Module) -> TraceError:
         )
     starts = [i for i, f in enumerate(frames) if f.f_code.co_name == "_engine_run_backward"]
     backwards = len(starts) if frame is not None and frame in frames[starts[0] if starts else 0 :] else 0
-    if (
-        backwards > 1 or backwards and "heckpoint" in str(e)
-    ):  # copies of torch's checkpointing say that they take no `.grad()`
+    # Copies of torch's checkpointing say that they take no `.grad()`.
+    if backwards > 1 or backwards and "heckpoint" in str(e):
         return TraceError(
             f"code in backward calls backward() itself at {where}, which adds to .grad of parameters by the way. Let the "
             "autograd Function take the parameters as arguments, and return what torch.autograd.grad gives for them. If it is "
@@ -166,8 +161,7 @@ def trace_error(e: BaseException, model: nn.Module) -> TraceError:
 def changed_in_backward(names: Sequence[str], by: Sequence[str]) -> TraceError:
     """The error for code in backward that changes more than the gradients which it returns. names : of what it changes.
     by : code that may be meant, in words."""
-    more = f" and {len(names) - NAMES_MOST} more" if len(names) > NAMES_MOST else ""
-    what = ", ".join(map(printable, names[:NAMES_MOST])) + more
+    what = listed(map(printable, names), NAMES_MOST)
     where = f" ({', '.join(by[:NAMES_MOST])})" if by else ""
     return TraceError(
         f"code in backward{where} sets or writes to {what}, beside the gradients that it returns; a planned step would not. "

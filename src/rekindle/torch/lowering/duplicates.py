@@ -17,6 +17,7 @@ from ..capture.captured import Captured, fake_result, joint_fake_mode, memory_of
 from ..operators import rules
 from ..operators.node_tensors import is_member, tensors_of
 from ..private import OpOverload, disable_autocast, pytree
+from .phases import computed_from
 
 
 def merge_duplicates(c: Captured, distinct: Callable[[fx.Node], bool]) -> Captured:
@@ -27,16 +28,14 @@ def merge_duplicates(c: Captured, distinct: Callable[[fx.Node], bool]) -> Captur
     # Two tensors that the caller gets must stay two.
     results = [*c.outputs, *c.mutations.values(), *c.gradients.values()]
     apart = {s for o in results if isinstance(o, fx.Node) for s in memory_of(o)}
-    after: set[fx.Node] = set(c.tangents)
+    tagged = [n for n in c.nodes if n.meta.get("partitioner_tag") == "is_backward"]
+    backward = computed_from([*c.tangents, *tagged], c.nodes)
     first: dict[Any, fx.Node] = {}
     gone: set[int] = set()  # storages of merged results
     kept = []
     mode = joint_fake_mode(c.graph_module) or contextlib.nullcontext()
     for n in c.nodes:
-        backward = n.meta.get("partitioner_tag") == "is_backward" or any(a in after for a in n.all_input_nodes)
-        if backward:
-            after.add(n)
-        key = None if backward or not _may_merge(n) or distinct(n) else _key(n)
+        key = None if n in backward or not _may_merge(n) or distinct(n) else _key(n)
         if key is not None and apart & memory_of(n):
             key = None
         if key in first:

@@ -18,7 +18,7 @@ from torch import fx
 from ..capture.captured import Captured, Writing, fake_result, joint_fake_mode, memory_of
 from ..operators import rules
 from ..operators.eager_strides import eager_strides
-from ..operators.node_tensors import tensors_of
+from ..operators.node_tensors import span, storage_bytes, tensors_of
 from ..private import FakeTensorMode, OpOverload, disable_autocast
 
 Key = tuple[float, ...]
@@ -211,14 +211,8 @@ def _in_own_memory(members: list[Any], n: fx.Node) -> bool:
             continue
         if not isinstance(t, torch.Tensor) or t.layout is not torch.strided:
             return False
-        storage = t.untyped_storage()
-        if storage._cdata in taken or t.storage_offset() or storage.nbytes() != _span_bytes(t):
+        storage = t.untyped_storage()._cdata
+        if storage in taken or span(t) != (0, storage_bytes(t)):
             return False
-        taken.add(storage._cdata)
+        taken.add(storage)
     return True
-
-
-def _span_bytes(t: torch.Tensor) -> int:
-    """Bytes from the first to the last element of a tensor."""
-    last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
-    return (last + 1) * t.element_size() if t.numel() else 0

@@ -8,7 +8,7 @@ from torch import fx
 
 from ...model.graph import Graph
 from ..capture.captured import Captured
-from ..operators.node_tensors import Part
+from ..operators.node_tensors import Part, is_member
 from .writes import Writes
 
 
@@ -49,3 +49,9 @@ class Lowered:
     snapshots: dict[fx.Node, int] = field(default_factory=dict)
     reads_snapshot: set[fx.Node] = field(default_factory=set)
     writes: Writes = field(default_factory=Writes)
+
+    def part_of(self, n: fx.Node) -> Part:
+        """The tensor, as an op or the caller makes it, that this tensor is or is a view of."""
+        while n in self.views and (n.args[0], n.args[1] if is_member(n) else None) not in self.value_of:
+            n = n.all_input_nodes[0]
+        return (n.args[0], n.args[1]) if is_member(n) else (n, 0)  # type: ignore[return-value]

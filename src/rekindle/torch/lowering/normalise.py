@@ -4,9 +4,9 @@ Everything that PyTorch does implicitly becomes an explicit op here, so that one
 
 - views are no ops: they share their base's storage and are made again wherever they are read;
 - `boundary` stands for the user's loss: it reads every result and produces the gradients that come back;
-- a tensor that the module mutates is written once: by the first run of the op that makes its new content (see `in_place`), by
-  ops in place between those that read its contents (see `writes`), else by a `copy_` op at the end of forward; an op that may
-  run again after a write reads a `snapshot` taken before;
+- a tensor that the module mutates is written once (see `writes`): by the first run of the op that makes its new content, by ops
+  in place between those that read its contents, else by a `copy_` op at the end of forward; an op that may run again after a
+  write reads a `snapshot` taken before;
 - `accumulate` ops hand a finished gradient over to autograd; the executor cuts the backward into stages there.
 """
 
@@ -128,9 +128,8 @@ class _Lowering:
         read = {
             a: t for a in n.all_input_nodes if a in self.writes.home and isinstance(t := a.meta["val"], torch.Tensor)
         }
-        if not read or n in self.writes.over or all(u in self.writes.over for u in n.users):
-            return
-        if n in self.phases.only_for_mutations:
+        writes = n in self.writes.over or all(u in self.writes.over for u in n.users)
+        if not read or writes or n in self.phases.only_for_mutations:
             return
         size = sum(t.numel() * t.element_size() for t in read.values())
         exact = record_of(str(getattr(n.target, "_schema", n).name)).exact == EVERYWHERE

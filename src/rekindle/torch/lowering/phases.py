@@ -56,11 +56,16 @@ def phases(c: Captured) -> Phases:
 
 def depend_on_gradients(c: Captured) -> set[fx.Node]:
     """The gradients that come back from the loss, and the nodes that need one of them."""
-    after: set[fx.Node] = set(c.tangents)
-    for n in c.nodes:
-        if any(a in after for a in n.all_input_nodes):
-            after.add(n)
-    return after
+    return computed_from(c.tangents, c.nodes)
+
+
+def computed_from(some: Iterable[fx.Node], nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """Some nodes, and those that need one of them. nodes : in order."""
+    found = set(some)
+    for n in nodes if found else ():
+        if any(a in found for a in n.all_input_nodes):
+            found.add(n)
+    return found
 
 
 def _ancestors(nodes: Iterable[fx.Node | None]) -> set[fx.Node]:

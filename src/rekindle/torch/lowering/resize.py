@@ -17,7 +17,7 @@ from torch import fx
 from torch.fx.node import map_aggregate
 
 from ..capture.captured import Captured, Writing
-from ..operators.memory_order import elements_spanned
+from ..operators.node_tensors import span, storage_bytes
 from ..private import FakeTensor, FakeTensorMode, fake_like
 from ..situation.recorded_ops import Question
 from ..situation.values import constants
@@ -58,7 +58,9 @@ class Anatomy:
         known = self._tensors.setdefault(id(t), len(self._tensors))
         storage = t.untyped_storage()
         place = self._storages.setdefault(storage._cdata, len(self._storages))
-        self.values += [("tensor", known, place, t.dtype, t.device, t.dim(), t.is_contiguous(), _fills(t))]
+        self.values += [
+            ("tensor", known, place, t.dtype, t.device, t.dim(), t.is_contiguous(), span(t) == (0, storage_bytes(t)))
+        ]
         self.values += [storage.nbytes(), t.storage_offset(), *t.shape, *t.stride()]
 
     def _rest(self) -> None:
@@ -144,7 +146,9 @@ class _Assembly:
         elem = torch.empty(0, dtype=dtype, device="meta").set_(storage, offset, shape, strides)
         t = self.tensors[known] = fake_like(self.mode, elem, device)
         # Strides and sizes were found one by one; where they hang together, they must still do so.
-        self.sound &= storage.nbytes() == size and elem.is_contiguous() == contiguous and _fills(elem) == fills
+        self.sound &= (
+            storage.nbytes() == size and elem.is_contiguous() == contiguous and (span(elem) == (0, size)) == fills
+        )
         return t
 
     def _with_roles(self, graph: fx.Graph, new: dict[fx.Node, fx.Node]) -> Captured:
@@ -167,8 +171,3 @@ def content(t: torch.Tensor) -> Any:
         return content_bytes(t)
     except Exception:  # of a dtype or a class that has no bytes to look at
         return object()
-
-
-def _fills(t: torch.Tensor) -> bool:
-    """Whether the tensor reaches to the end of its storage, from the beginning."""
-    return t.storage_offset() == 0 and elements_spanned(t) * t.element_size() == t.untyped_storage().nbytes()

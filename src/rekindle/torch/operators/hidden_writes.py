@@ -1,7 +1,7 @@
 """Writes that an op's schema does not declare: cuDNN's batch norm writes its running statistics.
 
 While tracing, torch replaces it by another kernel with other bits. Here it is captured as eager calls it, if its running
-statistics have no other reader; `lowering.in_place` then lets only its first run write them. If they have other readers (a
+statistics have no other reader; `lowering.writes` then lets only its first run write them. If they have other readers (a
 layer that runs twice, or an instance norm, which gives the kernel copies), it is captured as an operator of ours that returns
 the new statistics.
 """

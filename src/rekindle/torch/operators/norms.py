@@ -1,6 +1,6 @@
 """Layer, RMS, group and batch norms, forward and backward: one record each.
 
-`hidden_writes` and `lowering.in_place` say which of them write running statistics.
+`hidden_writes` and `lowering.writes` say which of them write running statistics.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class Operator:
         element of its result is a copied element or number, or comes from the elements at its place by comparisons or by
         operations that IEEE 754 rounds in one way: so it is the same in a vector and alone. Other operations (exp, erf, …)
         are approximated, by one formula in vectors and another alone.
-    same_bits : whether slices have the bits of the whole, as measured on a CPU (see `rewrite.known_bits`).
+    same_bits : whether slices have the bits of the whole, as measured on a CPU (see `rewrite.probe`).
     vectors : its kernels go through memory in vectors: element by element, or along the last dimension, whichever dimension
         they add up; "": neither is known.
     sample : valid values, not random ones, for arguments that other operators make for this one.

@@ -14,9 +14,9 @@ from ..lowering.editing import without_aliases
 from ..lowering.lowered import Lowered
 from ..lowering.normalise import lower
 from ..operators.node_tensors import storage_bytes
-from .apply import after
 from .estimate import WorkingSets
 from .finding import Allowed, next_region
+from .rewritten import after, rewritten
 from .unsliced import may_pick, may_split, saves
 from .wording import told
 
@@ -65,7 +65,7 @@ class Rewrites:
                 captured = after(captured, step, copy=captured is base)
             except PlanMismatch as e:
                 log.debug("no more regions in slices: %s", e)
-                captured = _all_after(base, found)
+                captured = rewritten(base, found)
                 break
             found.append(step)
             sets = self._working_sets(captured)
@@ -102,13 +102,6 @@ class Rewrites:
 
     def _working_sets(self, captured: Captured) -> WorkingSets:
         return WorkingSets(lower(captured, self.low.graph.name, self.low.graph.resident_bytes))
-
-
-def _all_after(captured: Captured, steps: list[Rewrite]) -> Captured:
-    """The step after several rewrites. The given one stays as it is."""
-    for k, step in enumerate(steps):
-        captured = after(captured, step, copy=not k)
-    return captured
 
 
 def _bytes(n: object) -> int:

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from ..capture.captured import Captured
+from ..lowering.phases import computed_from
 from ..operators.node_tensors import tensors_of
 from ..tensors import precision
 
@@ -55,7 +56,7 @@ def marked(c: Captured) -> list[fx.Node]:
 
 def loose(c: Captured) -> Loose:
     """What may differ from the plain step by rounding."""
-    found = _behind(c)
+    found = computed_from(marked(c), c.nodes)
     if not found:
         return NOTHING
     apart = {p for p, g in c.gradients.items() if g in found}
@@ -112,16 +113,6 @@ def _real(t: torch.Tensor) -> torch.Tensor:
 def _largest(t: torch.Tensor) -> float:
     """The largest finite element."""
     return float(torch.where(t.isfinite(), t.abs(), 0.0).max()) if t.numel() else 0.0
-
-
-def _behind(c: Captured) -> set[fx.Node]:
-    """The marked ops, and all that are computed from their results."""
-    found = set(marked(c))
-    if found:
-        for n in c.nodes:
-            if any(a in found for a in n.all_input_nodes):
-                found.add(n)
-    return found
 
 
 def _most(nodes: Iterable[fx.Node]) -> float:

@@ -32,7 +32,8 @@ def cuts_of(node: fx.Node) -> list[Cut]:
         shape = tuple(node.meta["val"].shape) if isinstance(node.meta.get("val"), torch.Tensor) else ()
         return [Cut((d,), (d,), n) for d, n in enumerate(shape) if n > 1]
     rule = rule_of(node.target)
-    if not isinstance(node.target, OpOverload) or rule is None or len(_nodes(node)) != len(tensor_arguments(node)):
+    # Rules cannot read nodes that return numbers.
+    if not isinstance(node.target, OpOverload) or rule is None or not all(map(holds_tensors, node.all_input_nodes)):
         return []
     call = Call(node)
     cuts = [_cut(call, draft) for draft in rule(call)]
@@ -83,13 +84,6 @@ def _adapted(part: Slice, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
         else:
             new[places[argument] : places[argument] + 1] = [value]
     return target, tuple(new), kwargs
-
-
-def _nodes(node: fx.Node) -> list[fx.Node]:
-    """Every occurrence of a node among the arguments, also of nodes that return numbers: rules cannot read these."""
-    found: list[fx.Node] = []
-    map_arg((node.args, node.kwargs), found.append)
-    return found
 
 
 def _cut(call: Call, draft: Draft) -> Cut:

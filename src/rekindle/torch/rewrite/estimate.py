@@ -47,7 +47,7 @@ class WorkingSets:
         whole = self._whole(region)
         for n in region.cuts:
             if n in self._place:
-                made = ((self._maker(a), size) for a, size in whole.items())
+                made = ((self.low.part_of(a)[0], size) for a, size in whole.items())
                 beside = sum(size for m, size in made if (m in self.late) == (n in self.late) and m is not n)
                 needs = self._slice(n, region, beside)
                 i = self._place[n]
@@ -101,10 +101,4 @@ class WorkingSets:
 
     def _is_given(self, a: fx.Node) -> bool:
         """Whether the tensor is held by the caller."""
-        return self._maker(a).op != "call_function"
-
-    def _maker(self, a: fx.Node) -> fx.Node:
-        """The op that makes the tensor's memory, or its placeholder."""
-        while a.op == "call_function" and a in self.low.views and a.all_input_nodes:
-            a = a.all_input_nodes[0]
-        return a
+        return self.low.part_of(a)[0].op != "call_function"

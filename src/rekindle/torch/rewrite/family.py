@@ -22,7 +22,8 @@ Make = Callable[[Trace, PlanOptions], Plan]
 
 
 class TraceFamily:
-    """The variants of one trace; see `planning.variants.Family`. make : plans a trace, for options in its own terms."""
+    """The variants of one trace. Its methods are those of `planning.variants.Family`. make : plans a trace, for options in its
+    own terms."""
 
     def __init__(self, traced: Trace, options: PlanOptions, make: Make):
         self._make, self._report, self._close = make, options.report, options.parity == CLOSE
@@ -44,12 +45,10 @@ class TraceFamily:
         return steps
 
     def smaller_saves(self, packed: bool = True) -> Steps:
-        """See `Family`."""
         rewrites = self._packed if packed else self._unpacked
         return self._noted(rewrites.smaller_saves(), rewrites)
 
     def in_slices(self, far: bool, rounding: bool, packed: bool = True) -> Steps:
-        """See `Family`."""
         rewrites = self._packed if packed else self._unpacked
         if rounding:
             return self._noted(rewrites.in_slices(Allowed(lambda n, cut: True, None, far)), rewrites)
@@ -58,7 +57,6 @@ class TraceFamily:
         return self._noted(found, rewrites)
 
     def graph(self, steps: Steps) -> Graph:
-        """See `Family`."""
         if steps not in self._traces:
             self._traces[steps] = self._rewritten(steps)
         return self._traces[steps].graph
@@ -74,19 +72,15 @@ class TraceFamily:
         return made
 
     def costed(self, steps: Steps) -> Graph:
-        """See `Family`."""
         target = self._traces[()].options.target
         made = self._traces[steps] = self._traces[steps].costed(target, self._report)
         return made.graph
 
     def sums(self, steps: Steps) -> tuple[str, ...]:
-        """See `Family`."""
         return sums(self._traces[steps].lowered.captured)
 
     def plan(self, steps: Steps, options: PlanOptions) -> Plan:
-        """See `Family`."""
         return self._make(self._traces[steps], options)
 
     def leave_out_guesses(self) -> None:
-        """See `Family`."""
         self._traces[()] = self._traces[()].without_guesses()

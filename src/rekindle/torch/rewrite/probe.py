@@ -32,11 +32,16 @@ from ..costs.cache import FILE_MOST_BYTES, LOCK_WAIT_S
 from ..costs.cache import environment as environment_of_costs
 from ..costs.made_up import at_hand, undisturbed
 from ..costs.operator_calls import OperatorCall, call_of
+from ..operators.cut_call import Call, Slicing, broadcast
 from ..operators.memory_order import elements_spanned
+from ..operators.node_tensors import is_view
+from ..operators.record import BY_ELEMENT, BY_ROW, EVERYWHERE, ON_CPU
+from ..operators.rules import UNWRITTEN
+from ..operators.table import record_of, rule_of
+from ..private import OpOverload
 from ..tensors import precision
 from ..tensors.op_tensors import tensors_in
 from .cuts import SUM, Cut
-from .known_bits import by_construction, can_be_probed, known
 from .random_arguments import random_tensors
 from .slice_runs import LAYOUTS_MOST, edges_of, same_bits
 
@@ -202,6 +207,60 @@ def _room(device: torch.device) -> float:
     if device.type != "cuda":
         return SETTINGS.most_bytes
     return torch.cuda.mem_get_info(device)[0] * FREE_MOST_SHARE
+
+
+# -- answers without a run ---------------------------------------------------------------------------------------------
+# By construction, or as measured before. `Operator.exact` says which are by construction. `Operator.same_bits` was measured on
+# a CPU (float32, AVX-512, one and two threads, 2 to 8 slices), and counts where nothing can run, and for steps that are planned
+# without tensors: there all figures are modelled.
+_THREADS = 64  # for machines that are not known
+_ONE_MORE = "alpha"  # a factor in an addition: some kernels round the product, and others do not
+
+
+def by_construction(node: fx.Node) -> bool:
+    """Whether slices of the op, whichever cut it is, have the bits of the whole because of the way in which it computes.
+
+    A NaN is a NaN in both; which of the NaNs it is may differ."""
+    if is_view(node) or getattr(node.target, "overloadpacket", None) in UNWRITTEN:
+        return True
+    if not isinstance(node.target, OpOverload):
+        return False
+    call = Call(node)
+    results = [t for t in call.results if t is not None]
+    if (
+        any(t.dtype.is_complex for t in results)
+        or call.values.get(_ONE_MORE, 1) != 1
+        or call.values.get("rounding_mode")
+    ):
+        return False
+    exact = record_of(call.name).exact
+    return exact == EVERYWHERE or exact == ON_CPU and all(t.device.type == "cpu" for t in results)
+
+
+def known(node: fx.Node, cut: Cut, edges: Sequence[int]) -> bool | None:
+    """Whether the table says that slices of the op have the bits of the whole; of ops that are not in it, they have not. None:
+    it depends on the op's shapes and on the machine, so that a run alone tells."""
+    q = Slicing(node, cut, edges)
+    rule = record_of(q.call.name).same_bits
+    if rule is not None:
+        return rule(q)
+    return rule_of(node.target) is broadcast and q.in_whole_vectors(_THREADS)
+
+
+def can_be_probed(node: fx.Node, cut: Cut, edges: Sequence[int]) -> bool:
+    """Whether a run on a CPU tells more than chance.
+
+    Where elements that lie in whole vectors in the whole are left over in a slice, those few alone are computed in another way,
+    and for many random numbers both ways give the same bits.
+    """
+    q = Slicing(node, cut, edges)
+    vectors = record_of(q.call.name).vectors
+    if rule_of(node.target) is broadcast or vectors == BY_ELEMENT:
+        return q.in_whole_vectors(torch.get_num_threads())
+    if vectors == BY_ROW:
+        first = min(q.call.dims())
+        return q.contiguous() and all(d is None or d < first for d in cut.ins)
+    return True
 
 
 # -- remembered answers -----------------------------------------------------------------------------------------------

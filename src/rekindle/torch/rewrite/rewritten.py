@@ -1,4 +1,4 @@
-"""The trace of a rewritten step: smaller saves, and ops that run in slices; see `rewrite`."""
+"""Makes the rewritten step of a captured one, as a plan's `Rewrite`s say, and its trace."""
 
 from __future__ import annotations
 
@@ -6,22 +6,106 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import fx
 
 from ...errors import ParityError, PlanMismatch
+from ...model import rewriting as kinds
 from ...model.op_names import op_words
 from ...model.plan import Plan
 from ...model.rewriting import Rewrite
 from ..capture.captured import Captured
+from ..lowering.editing import Editor, without_aliases
 from ..lowering.normalise import lower
-from ..operators.node_tensors import tensors_of
+from ..lowering.phases import depend_on_gradients
+from ..operators import rules
+from ..operators.node_tensors import is_member, is_view, tensors_of
 from ..trace import Trace
-from .apply import rewritten
 from .closeness import marked, sums
+from .cuts import Cut, cuts_of
 from .probe import Bits
+from .region import Region, handed_over_whole, units
+from .slices import cut_into_slices
+from .unsliced import UNSLICED
+
+_WRONG = "the plan rewrites ops that this step does not have; make the plan again"
 
 
+def rewritten(captured: Captured, steps: Sequence[Rewrite], bits: Bits | None = None) -> Captured:
+    """The captured step with these rewrites. The given one stays as it is.
+
+    bits : proves of ops in slices that they give the same bits; those of which it does not are marked (see `closeness`). None:
+        nothing is proven, and slices count as the same.
+
+    Raises
+    ------
+    PlanMismatch : the step has no such ops.
+    """
+    captured = without_aliases(captured)
+    for step in steps:
+        captured = after(captured, step, bits, copy=False)
+    return captured
+
+
+def after(captured: Captured, step: Rewrite, bits: Bits | None = None, copy: bool = True) -> Captured:
+    """The step after one rewrite more; see `rewritten`. copy=False: the nodes of the given step are edited, so that it is
+    of no use afterwards."""
+    if not all(0 <= i < len(captured.nodes) for i in step.ops):
+        raise PlanMismatch(_WRONG)
+    edit = Editor(captured, copy)
+    nodes = [edit.captured.nodes[i] for i in step.ops]
+    try:
+        region = _region(edit.captured, nodes, step, bits) if step.kind == kinds.SLICES else None
+        with edit.at_work():
+            if region is not None:
+                cut_into_slices(edit, region)
+            else:
+                way = UNSLICED[step.kind]
+                if not all(map(way.may, nodes)):
+                    raise ValueError(f"an op is no {way.of}")
+                way.rewrite(edit, nodes)
+        drawn = _random_ops(edit.captured)
+        made = edit.finish()
+        if _random_ops(made) != drawn:
+            raise ValueError("random ops would draw in another order")
+    except Exception as e:  # steps from a file may name any ops, and kernels of fake tensors raise errors of many kinds
+        raise PlanMismatch(f"{_WRONG} ({e})") from None
+    return made
+
+
+def _random_ops(c: Captured) -> list[fx.Node]:
+    """The ops that draw random numbers, in order."""
+    return [n for n in c.nodes if rules.draws_random(n.target)]
+
+
+def _region(c: Captured, nodes: list[fx.Node], step: Rewrite, bits: Bits | None) -> Region:
+    """The region that a rewrite names. Bits are proven by a run of its ops, so no editor may be at work."""
+    cuts = _cuts(nodes, step)
+    if not handed_over_whole(c).isdisjoint(nodes):
+        raise ValueError("a gradient's parts are handed over whole")
+    kept, late = frozenset(c.nodes[i] for i in step.kept if i in step.ops), depend_on_gradients(c)
+    if any(n in c.writing or not (is_view(n) or n in late) for n in kept):
+        raise ValueError("an op that forward runs once would run twice")
+    size = units(cuts)
+    unproven = {n for n, cut in cuts.items() if bits and not bits.same_beside_sums(n, cut, step.slices, size)}
+    return Region(cuts, step.slices, kept, frozenset(unproven))
+
+
+def _cuts(nodes: Sequence[fx.Node], step: Rewrite) -> dict[fx.Node, Cut]:
+    """How each op is cut, as the rewrite says."""
+    cuts = {}
+    for n, (ins, outs) in zip(nodes, step.cuts, strict=True):
+        known = [c for c in cuts_of(n) if (c.ins, c.outs) == (ins, outs)]
+        if not known or is_member(n):  # a member of a result is cut as its op is
+            raise ValueError(f"{n.target} cannot be cut so")
+        cuts[n] = known[0]
+    if units(cuts) < step.slices:
+        raise ValueError("there are too many slices")
+    return cuts
+
+
+# -- traces -----------------------------------------------------------------------------------------------------------
 def with_rewrites(traced: Trace, steps: Sequence[Rewrite], bits: Bits | None = None) -> Trace:
-    """The trace of the step with these rewrites, without costs. bits : as in `apply.rewritten`.
+    """The trace of the step with these rewrites, without costs. bits : as in `rewritten`.
 
     Raises
     ------

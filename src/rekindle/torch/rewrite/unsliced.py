@@ -12,6 +12,7 @@ come from slices of the rows; the same kernel on the column adds them up in the 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -31,26 +32,29 @@ aten = torch.ops.aten
 Saves = dict[tuple[Any, ...], fx.Node]
 
 
+def _call(edit: Editor, n: fx.Node, target: Any, *args: Any) -> fx.Node:
+    """A new op in the place of op n."""
+    return edit.call(target, args, n, edit.place(n))
+
+
 # -- smaller saves ---------------------------------------------------------------------------------------------------
 def _signs(edit: Editor, n: fx.Node, known: Saves) -> fx.Node:
     gradient, y, _ = n.args
     bits = _saved(edit, known, SIGN_BITS, y)
-    return edit.call(ZERO_BY_BITS, (gradient, bits, list(_tensor(y).stride())), n, edit.place(n))
+    return _call(edit, n, ZERO_BY_BITS, gradient, bits, list(_tensor(y).stride()))
 
 
 def _mask(edit: Editor, n: fx.Node, known: Saves) -> fx.Node:
     gradient, mask, scale = n.args
     bits = _saved(edit, known, PACK_MASK, mask)
-    args = (gradient, bits, list(_tensor(mask).stride()), scale)
-    return edit.call(DROPOUT_BACKWARD_BY_BITS, args, n, edit.place(n))
+    return _call(edit, n, DROPOUT_BACKWARD_BY_BITS, gradient, bits, list(_tensor(mask).stride()), scale)
 
 
 def _offsets(edit: Editor, n: fx.Node, known: Saves) -> fx.Node:
     gradient, x, *window, ceil_mode, indices = n.args
     size, strides = list(_tensor(x).shape), list(_tensor(n).stride())
     offsets = _saved(edit, known, POOL_OFFSETS, indices, size, *window)
-    args = (gradient, offsets, size, strides, *window, ceil_mode)
-    return edit.call(MAX_POOL2D_BACKWARD_BY_OFFSETS, args, n, edit.place(n))
+    return _call(edit, n, MAX_POOL2D_BACKWARD_BY_OFFSETS, gradient, offsets, size, strides, *window, ceil_mode)
 
 
 @dataclass(frozen=True)
@@ -130,15 +134,14 @@ def in_two_calls(edit: Editor, nodes: Iterable[fx.Node]) -> None:
     """
     for n in nodes:
         mask: Any = n.args[_MASK]
-        at = edit.place(n)
-        weight = edit.call(n.target, (*n.args[:_MASK], [False, *mask[1:]]), n, at)
+        weight = _call(edit, n, n.target, *n.args[:_MASK], [False, *mask[1:]])
         args = list(n.args[:_MASK])
         if may_stand_in(args[_INPUT], args[_GRADIENT]):
             args[_INPUT] = stand_in(edit, args[_INPUT], args[_GRADIENT], n)  # type: ignore[arg-type]
-        data = edit.call(n.target, (*args, [True, False, False]), n, (*at, 1.0))
+        data = edit.call(n.target, (*args, [True, False, False]), n, (*edit.place(n), 1.0))
         for u in list(n.users):
             index: Any = u.args[1]
-            edit.replace(u, edit.call(u.target, (weight if index else data, index), u, edit.place(u)))
+            edit.replace(u, _call(edit, u, u.target, weight if index else data, index))
 
 
 # -- losses ----------------------------------------------------------------------------------------------------------
@@ -155,26 +158,18 @@ def may_pick(n: fx.Node) -> bool:
 
 def pick_first(edit: Editor, nodes: Iterable[fx.Node]) -> None:
     """Let each op, which `may_pick`, take one column of picked log-probabilities."""
-    for n in nodes:
-        _pick_first(edit, n)
-
-
-def _pick_first(edit: Editor, n: fx.Node) -> None:
-    rows, targets, weights, reduction, ignored = n.args
-    at = edit.place(n)
-
-    def call(target: Any, *args: Any) -> fx.Node:
-        return edit.call(target, args, n, at)
-
-    passed_over = call(aten.eq.Scalar, targets, ignored)
-    classes = call(aten.masked_fill.Scalar, targets, passed_over, 0)
-    column = call(aten.gather.default, rows, 1, call(aten.unsqueeze.default, classes, 1))
-    zeros = call(aten.mul.Scalar, targets, 0)
     no_class = -1  # in the column every target is class 0, which may be the one that is ignored
-    first = call(aten.masked_fill.Scalar, zeros, passed_over, no_class)
-    made = call(n.target, column, first, weights, reduction, no_class)
-    for u in list(n.users):
-        edit.replace(u, edit.call(u.target, (made, u.args[1]), u, edit.place(u)))
+    for n in nodes:
+        rows, targets, weights, reduction, ignored = n.args
+        call = functools.partial(_call, edit, n)
+        passed_over = call(aten.eq.Scalar, targets, ignored)
+        classes = call(aten.masked_fill.Scalar, targets, passed_over, 0)
+        column = call(aten.gather.default, rows, 1, call(aten.unsqueeze.default, classes, 1))
+        zeros = call(aten.mul.Scalar, targets, 0)
+        first = call(aten.masked_fill.Scalar, zeros, passed_over, no_class)
+        made = call(n.target, column, first, weights, reduction, no_class)
+        for u in list(n.users):
+            edit.replace(u, _call(edit, u, u.target, made, u.args[1]))
 
 
 class Unsliced(NamedTuple):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
 from torch import fx
 
 from ...model.rewriting import SAVES, SLICES, WHERE_MOST_LETTERS, Dims, Rewrite
@@ -65,19 +64,12 @@ def _modules(c: Captured, nodes: Sequence[fx.Node]) -> str:
 
 def _along(nodes: Sequence[fx.Node], outs: Sequence[Dims]) -> str:
     """The dimension along which the largest result is cut: "along the batch"."""
-    found = list(_cut_results(nodes, outs))
+    every = ((t, dims[j]) for n, dims in zip(nodes, outs, strict=True) for j, t in tensors_of(n))
+    found = [(t, dim) for t, dim in every if isinstance(dim, int)]
     if not found:
         return ""
     t, dim = max(found, key=lambda pair: storage_bytes(pair[0]))
     return f"along {_dimension(t.dim(), dim, any('attention' in str(n.target) for n in nodes))}"
-
-
-def _cut_results(nodes: Sequence[fx.Node], outs: Sequence[Dims]) -> Iterator[tuple[torch.Tensor, int]]:
-    for n, dims in zip(nodes, outs, strict=True):
-        for j, t in tensors_of(n):
-            dim = dims[j]
-            if isinstance(dim, int):
-                yield t, dim
 
 
 def _dimension(rank: int, dim: int, attention: bool) -> str:

@@ -123,7 +123,8 @@ class BoundPlan:
         looks = self._looks or self.uses == LOOKS_AT_USE
         self.had_gradient = self.runner.has_gradient(inputs) if looks else None
         second = Second(self._again, call, planned, inputs)
-        made = self.runner(inputs, self._numbers_now(model, call), second, held_back)
+        numbers = read(self.numbers.places, call.spec, model) if self.numbers.places else None
+        made = self.runner(inputs, [] if numbers is None else self.numbers.values(numbers), second, held_back)
         for (owner, leaf), output, source in origins.assigned:
             holder, value = model if owner is None else owner, find(source) if output is None else made[output]
             if leaf in holder._parameters:  # forward wrote past `nn.Module.__setattr__`, which would refuse it
@@ -143,25 +144,12 @@ class BoundPlan:
             tree.fill(containers[spec.place or ()], results, spec, containers)
         return tree.unflatten(results, captured.output_spec, containers)
 
-    def _numbers_now(self, model: nn.Module, call: ModuleCall) -> list[Any]:
-        if not self.numbers.places:
-            return []
-        numbers = read(self.numbers.places, call.spec, model)
-        assert numbers is not None
-        return self.numbers.values(numbers)
-
     def _find_origins(self, model: nn.Module) -> _Origins:
         c = self.trace.lowered.captured
+        held: dict[Any, Any] = {**c.inputs, **c.constants}
         return _Origins(
             self.guards.modules or tuple(map(id, model.modules())),
-            [
-                c.inputs[p]
-                if p in c.inputs
-                else c.constants[p]
-                if p in c.constants
-                else _owner(model, c.params.get(p) or c.buffers[p])
-                for p in self.runner.given
-            ],
+            [held[p] if p in held else _owner(model, c.params.get(p) or c.buffers[p]) for p in self.runner.given],
             [(_owner(model, k), a.output, _origin(model, a.source)) for k, a in c.assigned.items()],
             {k: _origin(model, a) for k, a in c.aliased_inputs.items()},
             c.own + len(c.aliased_inputs),

@@ -12,7 +12,6 @@ import functools
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,29 +26,14 @@ from ..offload.away import Away, HostPool
 from ..operators.node_tensors import overlap
 from ..private import backward_keeps_graph, backward_number, stand_for_many, will_run
 from ..situation.surroundings import shares_casts
-from .anomaly import NamesNaN
 from .halves import saved_by_eager
-from .program import Program
+from .program import NamesNaN, Program
 from .second import Second
 from .shared_casts import PlainCasts, entered
 from .step import TrainingStep
 
 # captured step -> the parameters of `Runner.rounds`, for all that run the step
 _ROUNDING: weakref.WeakKeyDictionary[Captured, list[str]] = weakref.WeakKeyDictionary()
-
-
-@dataclass(frozen=True)
-class Boundary:
-    """Where gradients enter backward: of all results at first; then, at each cut of the program, of the result there.
-
-    stage : the first one after it. outputs : numbers of the results that it owns. sources : nodes of the gradients that come
-    back to them, as backward takes them. owners : for each source, the place of its result in `outputs`.
-    """
-
-    stage: int
-    outputs: list[int]
-    sources: list[fx.Node]
-    owners: list[int]
 
 
 class _Boundary(torch.autograd.Function):
@@ -65,16 +49,16 @@ class _Boundary(torch.autograd.Function):
             step.results, saved = step.forward()
         ctx.step, ctx.k = step, k
         ctx.set_materialize_grads(False)
-        results = [step.results[i] for i in runner.boundaries[k].outputs]
-        if len(runner.boundaries) > 1:  # a result of a later node would lead back to this one
+        own = runner.boundaries[k].outputs
+        results = [step.results[i] for i in own]
+        if saved and k:  # a result of a later node would lead back to this one
             theirs = {id(t) for t in step.results} - {id(t) for t in results}
             saved = [t.detach() if id(t) in theirs else t for t in saved]
         if k == 0:
             step.results = []
         anchor = _token(runner.device)  # leads from second derivatives, and from the stage before, to this node
         ctx.save_for_backward(*saved, anchor)
-        numbers = zip(runner.boundaries[k].outputs, results, strict=True)
-        ctx.mark_non_differentiable(*[t for i, t in numbers if i not in runner.differentiable])
+        ctx.mark_non_differentiable(*[t for i, t in zip(own, results, strict=True) if i not in runner.differentiable])
         return *results, anchor
 
     @staticmethod
@@ -83,13 +67,13 @@ class _Boundary(torch.autograd.Function):
         if step.inside == backward_number() and not step.is_at(runner.boundaries[k].stage):
             return None, None, _token(runner.device)
         own = runner.boundaries[k]
-        for i, place in runner.lowered.captured.ignored_outputs.items():
-            if k == 0 and i in own.outputs and grads[own.outputs.index(i)] is not None:
+        for i, place in runner.lowered.captured.ignored_outputs.items() if k == 0 else ():
+            if i in own.outputs and grads[own.outputs.index(i)] is not None:
                 raise RekindleError(
                     f"a gradient came back to {place}, but the plan was made for the loss alone; give loss='all' to the call "
                     "that planned (rekindle.checkpoint, rekindle.trace, …) to plan for gradients of every result"
                 )
-        tangents = [grads[i] for i in own.owners]
+        tangents = [grads[i] for i in own.sources.values()]
         del grads
         step.check_results()
         again = step.again == backward_number()  # in this backward, gradients of other results came to plain code
@@ -137,11 +121,8 @@ class _Stage(torch.autograd.Function):
         step, gradients = ctx.step, ctx.step.stage(ctx.j)
         # Those that are held back come first: eager hands over the gradient of the later part first.
         found = [*[None] * (ctx.given - len(gradients)), *gradients]
-        again = step.again == backward_number()
-        if (
-            backward_keeps_graph() and not again and not _takes_all(ctx)
-        ):  # another may begin here, for weights' gradients
-            step.left[ctx.j] = gradients
+        if backward_keeps_graph() and step.again != backward_number() and not _takes_all(ctx):
+            step.left[ctx.j] = gradients  # another backward may begin here, for weights' gradients
         return None, None, _token(step.runner.device), *found
 
 
@@ -197,17 +178,17 @@ class Runner:
         self.given = [p for p in c.placeholders if p.op == "placeholder"]
         self._place = place = {p: i for i, p in enumerate(self.given)}
         self._sums, self._parts = additions(c), program.parts
-        self._added_inside = {place[p] for p in program.parts}
+        self.added_inside = {place[p] for p in program.parts}
         # A tensor whose gradient may be handed over in parts is passed once per part.
         # The result number i is passed as -1 - i.
-        place |= {cut.gradient: -1 - c.inner[cut.gradient].output for cut in program.cuts}
+        self.boundaries = program.boundaries
+        place |= {g: -1 - b.outputs[0] for b in self.boundaries[1:] for g in b.sources}
         self.stage_inputs = [
             [place[p] for p in stage for _ in range(self._parts.get(p, 1))] for stage in program.stages
         ]
         self.last_place = {i: (j, at) for j, stage in enumerate(self.stage_inputs) for at, i in enumerate(stage)}
-        self.boundaries = self._find_boundaries()
         self.uncut = c.goes_on.difference(*(b.outputs for b in self.boundaries[1:]))
-        self._trained = [place[p] for p in c.gradients]
+        self.trained = [place[p] for p in c.gradients]
         self.read_by_stage = [[place[p] for p in read] for read in program.read]
         self._saved_by_eager = {place[p] for p in saved_by_eager(lowered)}
         self.watched_inputs = sorted(self._saved_by_eager.union(*self.read_by_stage))
@@ -261,14 +242,6 @@ class Runner:
             results[i].retain_grad()
         return [results[i] for i in range(len(results))]
 
-    def _find_boundaries(self) -> list[Boundary]:
-        c, cuts = self.lowered.captured, self.program.cuts
-        inner = {c.inner[cut.gradient].output for cut in cuts}
-        others = [i for i in range(len(c.outputs)) if i not in inner]
-        tangents = {t: others.index(i) for t, i in c.tangents.items() if i not in inner}
-        found = [Boundary(0, others, list(tangents), list(tangents.values()))]
-        return found + [Boundary(x.stage, [c.inner[x.gradient].output], [x.gradient], [0]) for x in cuts]
-
     def _find_casts(self) -> tuple[list[list[tuple[int, int]]], dict[int, int]]:
         """(per stage, the (place among its `stage_inputs`, number of the input) at which it hands over the gradient of a cast;
         number of an input -> that stage)."""
@@ -282,10 +255,6 @@ class Runner:
                     stage_of[i] = j
                 seen[i] += 1
         return found, stage_of
-
-    def adds_up_inside(self, some: Iterable[int]) -> bool:
-        """Whether the program adds up the gradient of one of these inputs, or of its cast."""
-        return any(i in self._added_inside or self.casts[i].adds for i in some)
 
     def watched(self) -> contextlib.AbstractContextManager[Any]:
         """The context in which a stage runs: in autograd's anomaly mode, one that names the op that made a NaN."""
@@ -307,18 +276,9 @@ class Runner:
             "forward. Eager does not need it there. Write to it after backward, or call rekindle.restore(model) for such steps"
         )
 
-    @property
-    def may_part(self) -> bool:
-        """Whether the program adds up a gradient inside that it can also hand over in parts."""
-        return bool(self._parts)
-
     def has_gradient(self, inputs: list[Any]) -> bool:
         """Whether one of the call's parameters has a gradient now."""
         return any(inputs[i].is_leaf and inputs[i].grad is not None for i in self._parameters)
-
-    def trained(self, inputs: list[Any]) -> frozenset[int]:
-        """ids of a call's input tensors to which gradients come."""
-        return frozenset([id(inputs[i]) for i in self._trained])
 
     def in_parts(self, j: int, gradients: list[Any]) -> list[Any]:
         """The gradients of stage j, one for each of its `stage_inputs`."""
@@ -340,14 +300,9 @@ class Runner:
         params = self.lowered.captured.params
         _ROUNDING[self.lowered.captured] = [params[p] for p in self._sums if params.get(p)] or ["an input"]
 
-    @property
-    def waits(self) -> bool:
-        """Whether the backward of an earlier call has not begun yet."""
-        return len(self.waiting) > 0
-
     def direct(self, k: int) -> set[int]:
         """The stage inputs to which gradients come from boundary k, not only through another one."""
-        sources = {*self.boundaries[k].sources}
+        sources = self.boundaries[k].sources.keys()
         places = (zip(s, d, strict=True) for s, d in zip(self.program.stages, self._depends, strict=True))
         return {self._place[p] for row in places for p, needs in row if needs & sources}
 
@@ -357,7 +312,7 @@ class Runner:
 
     def _dependence(self) -> list[list[frozenset[fx.Node]]]:
         """For each stage, the sources on which each gradient that it hands over depends."""
-        c, handed = self.lowered.captured, {cut.gradient: iter(cut.parts) for cut in self.program.cuts}
+        c, handed = self.lowered.captured, {g: iter(b.parts) for b in self.boundaries[1:] for g in b.sources}
         found: dict[fx.Node, frozenset[fx.Node]] = {t: frozenset([t]) for t in c.tangents}
         whole: dict[fx.Node, frozenset[fx.Node]] = {}  # gradients at cuts -> the sources of all that comes to them
         for n in c.nodes:

@@ -16,8 +16,7 @@ from ..operators import rules
 from ..operators.node_tensors import Part, is_member
 from ..private import OpOverload
 from ..tensors import rng
-from .gradient_sums import each, join
-from .results import alone, own
+from .results import alone, each, join, own
 
 _LITERALS = (bool, int, str, type(None))  # exactly these types: a subclass may print as anything
 _LOCALS = (
@@ -110,11 +109,8 @@ class Expressions:
             inside = ", ".join(self.argument(y, reader, swap) for y in x)
             return f"[{inside}]" if isinstance(x, list) else f"({inside}{',' if len(x) == 1 else ''})"
         if isinstance(x, dict):
-            return (
-                "{"
-                + ", ".join(f"{self.argument(k, None)}: {self.argument(y, reader, swap)}" for k, y in x.items())
-                + "}"
-            )
+            shown = (f"{self.argument(k, None)}: {self.argument(y, reader, swap)}" for k, y in x.items())
+            return f"{{{', '.join(shown)}}}"
         return self._constant(x)
 
     def tensor(self, n: Any, swap: bool) -> str:

@@ -95,12 +95,6 @@ def last_reads(low: Lowered, backward: Steps) -> dict[int, list[int]]:
     return rows
 
 
-def tangent_values(graph: Graph) -> set[int]:
-    """The values of the gradients that come back from the loss."""
-    assert graph.boundary is not None
-    return set(graph.ops[graph.boundary].outputs)
-
-
 def _live_after(low: Lowered, forward: Steps, dropped: Steps, backward: Steps) -> list[int]:
     """Values that forward has made and not freed, in the order in which they were made."""
     live: dict[int, None] = {}

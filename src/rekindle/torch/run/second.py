@@ -12,6 +12,7 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -40,9 +41,8 @@ from ..undo.restorable import PutBack
 from ..undo.side_effects import SideEffects
 from .sample import leaf_of, trained_as
 
-OLD_MOST_BYTES = (
-    2**20
-)  # of tensors that forward reads and writes (a spectral norm's vectors), to keep old values of; a guess
+# Of tensors that forward reads and writes (a spectral norm's vectors), to keep old values of. A guess.
+OLD_MOST_BYTES = 2**20
 CREATE_GRAPH = "a backward with create_graph=True"
 OTHER_AUTOCAST = "a backward under another autocast than its plan was made for"
 LATE = "a backward whose code reads {}, which was set after forward,"
@@ -211,9 +211,10 @@ class Second:
             raise _refusal(BATCH, _IN_TURN)
         own = [(t.gradient.detach().requires_grad_() if record else t.gradient, t.gradient) for t in terms]
         parts: dict[int, list[torch.Tensor]] = {id(t): [] for t in ends}
-        hooks = [t.register_hook(_nothing) for t in ends if t.requires_grad]
+        # At `ends` zeros go on in place of a gradient.
+        hooks = [t.register_hook(lambda g: g if g is None else torch.zeros_like(g)) for t in ends if t.requires_grad]
         at = {(t.grad_fn, t.output_nr): parts[id(t)] for t in ends}
-        for node, place, edge in edges_behind([t.tensor for t in terms], at) if ends else ():
+        for node, place, edge in edges_behind([t.tensor.grad_fn for t in terms], at) if ends else ():
             if edge in at:
                 hooks.append(node.register_hook(functools.partial(_note, at[edge], place)))
         try:
@@ -268,7 +269,7 @@ class Second:
                 f"an input of the call has been freed since. Keep it in a variable until this backward is over{stays}",
             )
         now: list[Any] = [
-            tensors[a.arguments[i]] if i in a.arguments else a.outside[i] if i in a.outside else _find(model, k)
+            tensors[a.arguments[i]] if i in a.arguments else a.outside[i] if i in a.outside else attrgetter(k)(model)
             for i, k in enumerate(a.names)
         ]  # fmt: skip
         self._check(now, asked)
@@ -296,13 +297,7 @@ class Second:
             drawn = torch.random.fork_rng([d for d in self._random if d != "cpu"], enabled=bool(self._random))
             instead = {id(t): (t, new[i]) for i, t in a.outside.items()}
             outside = InTheirPlace(instead) if instead else contextlib.nullcontext()
-            with (
-                drawn,
-                outside,
-                attributes_set(model, self._numbers),
-                values_set(before),
-                autocast_of(a.trace.key[-1]),
-            ):
+            with drawn, outside, attributes_set(model, self._numbers), values_set(before), autocast_of(a.trace.key[-1]):
                 for device, state in self._random.items():
                     rng.restore(state, device)
                 try:
@@ -352,27 +347,16 @@ class _Recorded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         anchor, *outside = ctx.saved_tensors
-        known = tuple(zip(ctx.leaves, outside, strict=True))
+        known, needed = tuple(zip(ctx.leaves, outside, strict=True)), ctx.needs_input_grad[4:]
         terms = [Term(t, g, known) for t, g in zip(ctx.found, grads, strict=True) if g is not None]
-        able = [leaf for leaf, needed in zip(ctx.leaves, ctx.needs_input_grad[4:], strict=True) if needed]
+        able = [leaf for leaf, is_needed in zip(ctx.leaves, needed, strict=True) if is_needed]
         back = iter(ctx.second.differentiated(terms, able, anchor))
         if will_run(ctx.next_functions[0][0]):
             ctx.second.add(terms)
         if not backward_keeps_graph():
             ctx.maybe_clear_saved_tensors()
             ctx.found = ctx.leaves = ()
-        return (
-            None,
-            None,
-            None,
-            torch.zeros_like(anchor),
-            *[next(back) if n else None for n in ctx.needs_input_grad[4:]],
-        )
-
-
-def _nothing(gradient: Any) -> Any:
-    """A hook that lets a gradient end at a tensor: zeros go on."""
-    return None if gradient is None else torch.zeros_like(gradient)
+        return None, None, None, torch.zeros_like(anchor), *[next(back) if n else None for n in needed]
 
 
 def _note(parts: list[torch.Tensor], place: int, gradients: Sequence[Any], _: Any) -> None:
@@ -385,11 +369,6 @@ def _is_cast(n: fx.Node) -> bool:
     """Whether the autocast that is on casts arguments of an op."""
     made, was = (pytree.tree_leaves(x) for x in (fake_result(n), n.meta["val"]))
     return [x.dtype for x in made if torch.is_tensor(x)] != [x.dtype for x in was if torch.is_tensor(x)]
-
-
-def _find(model: nn.Module, name: str) -> Any:
-    path, _, leaf = name.rpartition(".")
-    return getattr(model.get_submodule(path), leaf)
 
 
 def _refusal(asked: str, why: str) -> RekindleError:

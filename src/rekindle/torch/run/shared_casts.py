@@ -107,9 +107,8 @@ class _Block:
 
 
 _now: _Block | None = None
-_LEAVES: dict[
-    str, tuple[torch.Tensor, torch.Tensor]
-] = {}  # kind of device -> nothing to multiply a leaf of ours with, the leaf
+# kind of device -> nothing to multiply a leaf of ours with, the leaf
+_LEAVES: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
 
 
 def _mark() -> Any:

@@ -8,36 +8,39 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
 from ...model.arena import host_offsets
-from ...model.graph import ACCUMULATE, OPERATOR, Graph
+from ...model.graph import ACCUMULATE, COPY, OPERATOR, SNAPSHOT, Graph
 from ...model.schedule import Fetch, Free, Offload, Run, Schedule, Step
 from ..lowering.gradient_additions import additions, additions_of_results, casts, unaliased
 from ..lowering.lowered import Lowered, OpCall
 from ..operators import rules
-from ..operators.node_tensors import Part, is_member, tensors_of
+from ..operators.node_tensors import is_member, tensors_of
 from ..operators.table import OVERWRITES
 from ..situation.module_paths import printable
 from .expressions import Expressions, keyword_argument
-from .gradient_sums import handed_over
-from .halves import Steps, cut, last_reads, placeholders_read, read_late, tangent_values
+from .halves import Steps, cut, last_reads, placeholders_read, read_late
+from .results import handed_over
 
 PATH_MOST_LETTERS = 200  # longer paths of modules are cut in comments
 
 
-@dataclass(frozen=True)
-class Cut:
-    """A result at which backward is cut: autograd adds up its whole gradient, and calls the hooks on it.
+class Boundary(NamedTuple):
+    """Where gradients enter backward: of all results at first; then, at each cut, of the result there: autograd adds up its
+    whole gradient, and calls the hooks on it.
 
-    stage : the first one after the cut. gradient : the whole one. parts : those that stages before the cut hand over, in order.
+    stage : the first one after it. outputs : numbers of the results that it owns. sources : gradient that comes back to them,
+    as backward takes it -> the place of its result in `outputs`. parts : of the gradient at a cut, those that stages before it
+    hand over, in order.
     """
 
     stage: int
-    gradient: fx.Node
+    outputs: list[int]
+    sources: dict[fx.Node, int]
     parts: list[fx.Node]
 
 
@@ -70,17 +73,10 @@ class Sums:
         often = Counter([*ran, *low.captured.tangents])
         results = {
             g: nodes for g, nodes in additions_of_results(low.captured).items()
-            if all(often[n] == 1 for n in nodes or [part_of(low, g)[0]])  # a gradient may be handed over only once
+            if all(often[n] == 1 for n in nodes or [low.part_of(g)[0]])  # a gradient may be handed over only once
         }  # fmt: skip
         handed |= {n: g for g, nodes in results.items() for n in nodes}
         return cls(handed, inside, parts, {cast.node for cast in several}, results)
-
-
-def part_of(low: Lowered, n: fx.Node) -> Part:
-    """The tensor, as an op or the caller makes it, that this tensor is or is a view of."""
-    while n in low.views and (n.args[0], n.args[1] if is_member(n) else None) not in low.value_of:
-        n = n.all_input_nodes[0]
-    return (n.args[0], n.args[1]) if is_member(n) else (n, 0)  # type: ignore[return-value]
 
 
 def _behind(low: Lowered, n: fx.Node) -> Iterator[fx.Node]:
@@ -94,7 +90,7 @@ class Source:
 
     ops : number of a line, from 1 -> id of the op that it runs.
     stages : for each stage of backward, the placeholders whose gradients it puts into `out`, in order.
-    read : for each stage, the placeholders that it reads. cuts : as in `Program`.
+    read : for each stage, the placeholders that it reads. boundaries : as in `Program`.
     host_bytes : of the block in which the host holds copies of values.
     """
 
@@ -105,12 +101,14 @@ class Source:
         self.ops: dict[int, int] = {}
         self.stages: list[list[fx.Node]] = []
         self.read: list[set[fx.Node]] = []
-        self.cuts: list[Cut] = []
         self._handed: list[fx.Node] = []  # in the stage that is being written
         self._reads: set[fx.Node] = set()  # of that stage
         at_cuts = {lowered.captured.inner[g].output for g in sums.results}
         # Gradients from the loss that autograd holds -> their variables, which the program does not have.
         self._outside = {t: self.text.variable(t) for t, i in lowered.captured.tangents.items() if i in at_cuts}
+        others = [i for i in range(len(lowered.captured.outputs)) if i not in at_cuts]
+        sources = {t: others.index(i) for t, i in lowered.captured.tangents.items() if i not in at_cuts}
+        self.boundaries = [Boundary(0, others, sources, [])]
         offsets, self.host_bytes = host_offsets(lowered.graph, schedule)
         self._offsets = iter(offsets)
         self._copying: set[int] = set()  # values whose copy to the host has begun and that have not been freed since
@@ -136,14 +134,7 @@ class Source:
             if not isinstance(s, Run):
                 self._of_value(s)
                 continue
-            call = self.low.calls[s.op]
-            first = s.op not in ran
-            if call.kind == "copy_":
-                self._copy(call)
-            elif call.kind == "snapshot":
-                self._snapshot(s, call, cloned)
-            else:
-                self._run(s, call, first=first)
+            self._run(s, cloned, first=s.op not in ran)
             ran.add(s.op)
         results = ", ".join(self.text.tensor(o, False) for o in captured.outputs)
         # A parameter's very tensor would show backward other memory if `.data` were set; eager's views of it do not either.
@@ -155,19 +146,19 @@ class Source:
         self.text.in_backward = True
         captured, halves, sums = self.low.captured, self.halves, self.sums
         kept = [*self._saved_values(), *map(self.text.variable, halves.read), *map(self.text.itself, halves.itself)]
-        given = [t for t in captured.tangents if t not in self._outside]
         self.lines += [
             "def backward(saved, tangents, rng, out, retain, apart):",
             f"    {_unpack(kept, 'saved')}",
-            f"    {_unpack(map(self.text.variable, given), 'tangents')}",
+            f"    {_unpack(map(self.text.variable, self.boundaries[0].sources), 'tangents')}",
             *self._from_step(),
         ]
         whole: dict[fx.Node, list[fx.Node]] = {}  # op -> the gradients that are whole after it
         for g, nodes in sums.results.items():
-            whole.setdefault(nodes[0] if nodes else part_of(self.low, g)[0], []).append(g)
+            whole.setdefault(nodes[0] if nodes else self.low.part_of(g)[0], []).append(g)
         for t in captured.tangents:
             self._cut(whole.get(t, []), halves.backward)
-        tangents = tangent_values(self._graph)
+        assert self._graph.boundary is not None
+        tangents = self._graph.ops[self._graph.boundary].outputs
         for s in halves.dropped:
             assert isinstance(s, Free)
             self._await(s)
@@ -198,7 +189,7 @@ class Source:
                 later = halves.backward[i + 1 :] if placeholder in sums.results else ()
                 self._handed += [placeholder] * self._hand_over(s, call, later)
             else:
-                self._run_again(s, call, untouched)
+                self._run(s, saved=untouched)
                 untouched -= {*self._graph.ops[s.op].outputs, s.into}
             if call.kind == OPERATOR and call.node in whole:
                 self._cut(whole[call.node], halves.backward[i + 1 :])
@@ -216,7 +207,7 @@ class Source:
     def _cut(self, gradients: Iterable[fx.Node], later: Steps) -> None:
         """Let autograd add up whole gradients of results, and go on with what it and hooks make of them."""
         for g in gradients:
-            nodes, part = self.sums.results[g], part_of(self.low, g)
+            nodes, part = self.sums.results[g], self.low.part_of(g)
             parts: list[Any] = [n.args[1] for n in reversed(nodes)]
             if not nodes:
                 parts = [g]
@@ -228,7 +219,7 @@ class Source:
             elif unaliased(nodes[-1].args[0]) not in self._outside:
                 parts.insert(0, nodes[-1].args[0])
             self._end_stage()
-            self.cuts.append(Cut(len(self.stages), g, parts))
+            self.boundaries.append(Boundary(len(self.stages), [self.low.captured.inner[g].output], {g: 0}, parts))
             name = self.text.name_of(part)
             if g is not part[0] and not (is_member(g) and g.args[0] is part[0]):
                 name = self.text.totals[g] = f"{name}_r{self.low.captured.inner[g].output}"
@@ -237,37 +228,26 @@ class Source:
             self.lines.append(f"    {name} = {taken}")
 
     # -- one step ----------------------------------------------------------------------------------------------------
-    def _run_again(self, s: Run, call: OpCall, untouched: Container[int]) -> None:
-        """A run in backward."""
-        if call.kind == "copy_":
-            self._copy(call)
-        elif call.kind == "snapshot":
-            self._snapshot(s, call, ())
-        else:
-            self._run(s, call, saved=untouched)
-
-    def _copy(self, call: OpCall) -> None:
-        assert call.node is not None
-        written = self.text.tensor(self.low.captured.mutations[call.node], False)
-        self.lines.append(f"    copy_({self.text.variable(call.node)}, {written})")
-
-    def _snapshot(self, s: Run, call: OpCall, cloned: Container[int]) -> None:
-        """A copy is made only if a later op reads it after the mutation."""
-        assert call.node is not None
-        value, variable = self._graph.ops[s.op].outputs[0], self.text.tensor(call.node, False)
-        self.lines.append(
-            f"    {self.text.variables(value)[0]} = {f'clone({variable})' if value in cloned else variable}"
-        )
-
-    def _run(self, s: Run, call: OpCall, saved: Container[int] = (), first: bool = False) -> None:
-        """A run of an ATen op. saved : values that forward saved and that nothing has been written over yet. first : the op
-        has not run before; else it draws the random numbers of its first run."""
+    def _run(self, s: Run, cloned: Container[int] = (), saved: Container[int] = (), first: bool = False) -> None:
+        """A run of an op. cloned : snapshots that a later op reads after the mutation, so that they must be copies. saved :
+        values that forward saved and that nothing has been written over yet. first : the op has not run before; else it draws
+        the random numbers of its first run."""
+        call = self.low.calls[s.op]
         n = call.node
         assert n is not None
+        if call.kind == COPY:
+            written = self.text.tensor(self.low.captured.mutations[n], False)
+            self.lines.append(f"    copy_({self.text.variable(n)}, {written})")
+            return
+        if call.kind == SNAPSHOT:
+            value, variable = self._graph.ops[s.op].outputs[0], self.text.tensor(n, False)
+            shown = f"clone({variable})" if value in cloned else variable
+            self.lines.append(f"    {self.text.variables(value)[0]} = {shown}")
+            return
         self.ops[len(self.lines) + 1] = s.op
         name, arguments = self._function_and_arguments(s, call, saved, first)
         if s.op in self.halves.replayed:
-            arguments = ["rng", str(s.op), repr(_device(call)), name, *arguments]
+            arguments = ["rng", str(s.op), repr(str(tensors_of(n)[0][1].device)), name, *arguments]
             name = "draw" if first else "replay"
         shown = f"{name}({', '.join(arguments)})"
         note = self._note(n)
@@ -321,7 +301,7 @@ class Source:
 
     def _to_autograd(self, n: Any, shown: str, later: Steps) -> str:
         """Source of a gradient that autograd may hold on to. later : the steps that follow, of which one may write over it."""
-        value = self.low.value_of[part_of(self.low, n)]
+        value = self.low.value_of[self.low.part_of(n)]
         if any(isinstance(s, Run) and s.into == value for s in later):
             return f"clone({shown})"
         return f"own({shown})" if n in self.low.views else shown
@@ -387,8 +367,3 @@ def _unpack(names: Iterable[str], given: str) -> str:
     """A line that takes a list apart and empties it."""
     left = list(names)
     return f"{', '.join(left)}, = {given}; {given}.clear()" if left else f"{given}.clear()"
-
-
-def _device(call: OpCall) -> str:
-    assert call.node is not None
-    return str(tensors_of(call.node)[0][1].device)

@@ -16,8 +16,8 @@ from ...model.schedule import RUN, Schedule
 from ..lowering.gradient_additions import additions, unaliased
 from ..lowering.lowered import Lowered
 from ..operators.node_tensors import overlap
-from .gradient_sums import handed_over
 from .halves import placeholders_read
+from .results import handed_over
 
 # Gradients that wait hold at most 1 / STAGES_LEAST of all gradient bytes, so that data-parallel communication starts early. A
 # guess.

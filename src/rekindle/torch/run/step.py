@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -35,9 +35,7 @@ class TrainingStep:
     results: list[Any] = field(default_factory=list)  # of forward, until the nodes that own them are made
     given: list[Any] = field(default_factory=list)  # gradients that the generator takes as it goes on
     absent: frozenset[fx.Node] = frozenset()  # the `Runner.sources` that backward has not got
-    left: dict[int, list[Any]] = field(
-        default_factory=dict
-    )  # stage -> gradients that the last backward did not ask for
+    left: dict[int, list[Any]] = field(default_factory=dict)  # stage -> gradients that the last backward did not take
     inside: int = -1  # number of the backward call that takes those: it begins at a stage
     at: int = 0  # the stage that the generator runs next
     begun: int = -1  # number of the backward call that runs
@@ -54,7 +52,7 @@ class TrainingStep:
 
     def forward(self) -> tuple[list[Any], list[Any]]:
         inputs, self.inputs = self.inputs, []
-        self.trained = self.runner.trained(inputs)
+        self.trained = frozenset([id(inputs[i]) for i in self.runner.trained])
         known = {id(t) for t in inputs}
         watched = {i: inputs[i] for i in self.runner.watched_inputs}
         with disable_autocast():
@@ -94,7 +92,8 @@ class TrainingStep:
         self.runner.waiting.discard(self)
         for known in (self.out, self.differentiated, self.left):
             known.clear()
-        apart = _given_before(self.trained, self.runner.may_part) or self.runner.adds_up_inside(self.instead)
+        apart = _given_before(self.trained) and bool(self.runner.program.parts)
+        apart = apart or any(i in self.runner.added_inside or self.runner.casts[i].adds for i in self.instead)
         if self.shared is not None:
             self.shared.begun, apart = backward_number(), apart or bool(self.shared.left)
         self.apart, self.at, self.absent, self.begun = apart, 0, frozenset(), backward_number()
@@ -118,9 +117,11 @@ class TrainingStep:
         """Whether stage j is the next one of a backward that has begun."""
         return self.generator is not None and self.at == j
 
-    def _give(self, sources: list[fx.Node], gradients: list[Any]) -> None:
+    def _give(self, sources: Collection[fx.Node], gradients: list[Any]) -> None:
         self.absent |= {n for n, g in zip(sources, gradients, strict=True) if g is None}
-        self.given += [_zeros(n) if g is None else g for n, g in zip(sources, gradients, strict=True)]
+        for n, g in zip(sources, gradients, strict=True):
+            t = n.meta["val"]  # of a result on which the loss does not depend, the gradient is zero
+            self.given.append(torch.zeros(t.shape, dtype=t.dtype, device=t.device) if g is None else g)
 
     def start_again(
         self, k: int, tangents: list[Any], stages: Iterable[int], anchor: torch.Tensor, whole: bool
@@ -138,7 +139,7 @@ class TrainingStep:
         own, later = runner.boundaries[k], runner.boundaries[k + 1 :]
         reached = {j: runner.stage_inputs[j] for j in stages}
         now = {j: places for j, places in reached.items() if not later or j < later[0].stage}
-        given = {own.outputs[at]: g for at, g in zip(own.owners, tangents, strict=True)}
+        given = {own.outputs[at]: g for at, g in zip(own.sources.values(), tangents, strict=True)}
         wanted = {i for places in reached.values() for i in places}
         cuts = [b.outputs[0] for b in later]
         if whole and not any(map(is_looked_at, self.inner.values())):  # nobody sees what comes to results
@@ -227,17 +228,11 @@ _given: dict[int, frozenset[int]] = {}
 _BACKWARDS_MOST = 8  # backward calls that run at the same time: in several threads, or one inside another
 
 
-def _given_before(tensors: frozenset[int], ask: bool) -> bool:
-    """Whether the running backward call has already brought gradients to one of the tensors; False unless `ask`."""
+def _given_before(tensors: frozenset[int]) -> bool:
+    """Whether the running backward call has already brought gradients to one of the tensors."""
     number = backward_number()
     before = _given.pop(number, frozenset())
     _given[number] = before | tensors if before else tensors
     while len(_given) > _BACKWARDS_MOST:
         _given.pop(next(iter(_given)), None)
-    return ask and not before.isdisjoint(tensors)
-
-
-def _zeros(n: fx.Node) -> torch.Tensor:
-    """A zero gradient, for a result on which the loss does not depend."""
-    t = n.meta["val"]
-    return torch.zeros(t.shape, dtype=t.dtype, device=t.device)
+    return not before.isdisjoint(tensors)

@@ -192,7 +192,7 @@ class PlannedForward(SwitchedForward):
             else:
                 self.tally.idle += 1
             return None
-        if bound.runner.rounds and any(b.runner.waits for b in self.bounds):
+        if bound.runner.rounds and any(b.runner.waiting for b in self.bounds):
             replanner.warned.warn(
                 f"{name} was called again before the backward of an earlier call. Where one backward goes "
                 f"through both, the gradients of {bound.runner.rounds} are added up in another order than eager's: they are "
