@@ -34,7 +34,7 @@ from ..ways.known_ways import digest, read, write
 from .dividing import PartsRequest, held_throughout
 
 FORMAT = "rekindle.remembered_parts/1"
-VERSION = 1  # raise it whenever a request leads to another plan: plans that are older are then not used
+VERSION = 2  # raise it whenever a request leads to another plan: plans that are older are then not used
 
 
 def place(request: PartsRequest, s: Subject, found: Found) -> Path | None:
