@@ -186,11 +186,8 @@ class PartsPlan(AnyPlan, HoldsResident):
         limit, plain = self.goal.budget, self.beside_resident(self.baseline_peak_bytes or 0)
         price = f"at most {percent(self.overhead)} {COST_WORDS[self.cost]}"
         if self.captured.compile is not None:
-            price = (
-                f"{price} over the fastest compiled parts"
-                if self.parts
-                else "with no part compiled, in the model's own time"
-            )
+            price += " over the fastest compiled parts"
+            price = price if self.parts else "with no part compiled, in the model's own time"
         fits = (
             f"fits: {of_bytes(self.peak_bytes, limit)}"
             if limit is not None
