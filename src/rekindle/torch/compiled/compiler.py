@@ -60,7 +60,8 @@ def _put_back(node: Any, how: Any, over: Sequence[int]) -> None:
             saved = [*at().saved_tensors, *getattr(at(), "_tensors_no_vc_check", ())]
             written = tuple([saved[i] for i in over if i < len(saved)])
             afterwards.enter_context(version_counters_kept(written))
-            afterwards.callback(torch._foreach_copy_, written, [t.clone() for t in written])
+            for t in written:
+                afterwards.callback(t.copy_, t.clone())
             how.bw_donated_idxs = []  # torch asks whether there are any
 
     node.register_prehook(before)
