@@ -24,7 +24,7 @@ from rekindle.parts.files import load
 from rekindle.torch.compiled import stage
 from rekindle.torch.compiled.compiled_forward import CompiledForward
 from rekindle.torch.compiled.whole_graph import StagedForward
-from rekindle.torch.parts import compiled_search
+from rekindle.torch.parts import searching
 from rekindle.torch.parts.applied import forwards_of
 from rekindle.torch.parts.dividing import Dividing
 from rekindle.torch.serve.verify import subject
@@ -237,9 +237,7 @@ def test_a_second_start_measures_nothing(tmp_path: Path, monkeypatch: pytest.Mon
         plans.append(rekindle.checkpoint(model, x, 0.7, compile=True, effort="quick", **QUIET).forward.plan)
         for file in (tmp_path / "ways").iterdir() if i == 1 else ():
             file.write_text(file.read_text().replace("min-cut", "everything"))  # damaged: it counts as absent
-        monkeypatch.setattr(
-            compiled_search, "compiled_ways", compiled_ways if i else lambda *_: pytest.fail("measured")
-        )
+        monkeypatch.setattr(searching, "compiled_ways", compiled_ways if i else lambda *_: pytest.fail("measured"))
     assert plans[0].parts == plans[1].parts
 
 

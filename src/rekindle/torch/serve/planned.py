@@ -26,7 +26,7 @@ from ..situation.module_call import ModuleCall
 from ..tensors.lock import LOCK
 from ..trace import Trace
 from . import unused
-from .new_call import NewCall
+from .refusals import NewCall
 from .replanner import Replan, Replanner
 from .said_once import left_over
 

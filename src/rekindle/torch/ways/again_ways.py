@@ -13,7 +13,7 @@ import torch
 from ...errors import RekindleError
 from ...parts.plan import SaveRule
 from ...parts.ways import Figures, Way, best
-from ..compiled.saved_results import Prices
+from ..compiled.saving import Prices
 from ..costs.flops import FlopCount
 from ..tensors.instrument import Instrument
 from ..tensors.loss import default_loss
