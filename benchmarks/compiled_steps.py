@@ -30,8 +30,8 @@ from torch._inductor.compile_fx import compile_fx
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import rekindle
-from rekindle.torch.compiled.blocks import find_blocks
-from rekindle.torch.compiled.saved_results import PRODUCTS
+from rekindle.torch.compiled.cuts import find_blocks
+from rekindle.torch.compiled.saving import PRODUCTS
 from rekindle.torch.measure.memory import allocator_peak
 
 Row = dict[str, Any]

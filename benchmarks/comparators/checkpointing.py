@@ -22,7 +22,7 @@ from torch.utils.checkpoint import (
 )
 
 from rekindle.bench.methods import NotApplicable
-from rekindle.torch.compiled.blocks import chain_of_leaves, find_blocks
+from rekindle.torch.compiled.cuts import chain_of_leaves, find_blocks
 from rekindle.torch.private import tree_map
 
 from .block_chains import block_chains
@@ -32,7 +32,7 @@ Forwards = dict[nn.Module, Callable[..., Any]]
 
 @contextmanager
 def per_block(model: nn.Module, selective: bool = False) -> Iterator[None]:
-    """Checkpoint every repeated block (see `rekindle.torch.compiled.blocks`) by itself.
+    """Checkpoint every repeated block (see `rekindle.torch.compiled.cuts`) by itself.
 
     selective : save the results of matrix products, convolutions and attention, and recompute only the rest.
 

@@ -21,7 +21,7 @@ from gpu.devices import Device, get
 from gpu.turns import GPU, KERNELS, passed, turn
 from rekindle import Plan
 from rekindle.bench.methods import NotApplicable
-from rekindle.torch.compiled.blocks import find_blocks
+from rekindle.torch.compiled.cuts import find_blocks
 from rekindle.torch.costs.devices import closest
 
 Row = dict[str, Any]

@@ -112,8 +112,7 @@ def _plan_for(what: Trace | Graph, options: PlanOptions) -> Plan:
     if isinstance(what, Graph):
         return plan_graph(what, options)
     from .torch import accept as torch_accept
-    from .torch.serve.plan_rewritten import plan_rewritten
-    from .torch.serve.plan_trace import plan_trace, with_gradients_said
+    from .torch.serve.plan_trace import plan_rewritten, plan_trace, with_gradients_said
     from .torch.tensors.lock import LOCK
 
     torch_accept.process("plan", 3)
@@ -132,8 +131,7 @@ def _plan_for(what: Trace | Graph, options: PlanOptions) -> Plan:
 def replan_with(traced: Trace, options: PlanOptions, known: Sequence[Plan]) -> Replanned:
     """A plan in the middle of a run, where plans of the same module are `known`: see `carrying.replan_graph`. The step is
     rewritten as for known plans."""
-    from .torch.serve.plan_rewritten import rewritten_alike
-    from .torch.serve.plan_trace import plan_trace
+    from .torch.serve.plan_trace import plan_trace, rewritten_alike
 
     how = RECEIVED
 

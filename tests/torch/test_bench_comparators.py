@@ -22,7 +22,7 @@ from marks import every, sweep
 from rekindle import api
 from rekindle.bench.methods import NotApplicable
 from rekindle.bench.suites import SUITES
-from rekindle.torch.compiled.blocks import find_blocks
+from rekindle.torch.compiled.cuts import find_blocks
 from rekindle.torch.costs.flops import FlopCount
 from rekindle.torch.costs.operator_calls import ModelledTime
 from rekindle.torch.measure.memory import allocator_peak, storage_peak

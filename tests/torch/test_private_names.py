@@ -124,3 +124,15 @@ def objects() -> dict[str, Callable[[], Any]]:
 @pytest.mark.parametrize(("kind", "name"), attributes())
 def test_objects_of_torch_have_the_attribute(kind: str, name: str) -> None:
     assert hasattr(objects()[kind](), name)
+
+
+def test_nodes_of_compiled_graphs_have_the_attributes() -> None:
+    """Those that `torch/compiled/compiler.py` reads."""
+    from rekindle.torch.compiled.compiler import is_compiled
+
+    x = torch.ones(2, requires_grad=True)
+    node: Any = torch.compile(lambda t: t.sin().cos(), fullgraph=True)(x).grad_fn
+    assert is_compiled(node)
+    assert not is_compiled(x.sin().grad_fn)
+    assert isinstance(node._forward_cls.metadata.bw_donated_idxs, list)
+    assert isinstance(node._tensors_no_vc_check, list | tuple)

@@ -20,7 +20,7 @@ def run(file: str) -> subprocess.CompletedProcess[str]:
     [
         ("parts/division.py", "tests/property/test_division.py"),  # the test imports it
         ("parts/ways.py", "tests/property/test_division.py"),
-        ("torch/parts/searching.py", "tests/torch/parts/test_in_one_piece.py"),  # through `planning`, which imports it
+        ("torch/parts/choices.py", "tests/torch/parts/test_compiled_parts.py"),  # through `dividing`, which imports it
     ],
 )
 def test_the_tests_of_a_file_are_found(file: str, test: str) -> None:

@@ -187,6 +187,7 @@ class PartsPlan(AnyPlan, HoldsResident):
         price = f"at most {percent(self.overhead)} {COST_WORDS[self.cost]}"
         if self.captured.compile is not None:
             price += " over the fastest compiled parts"
+            price = price if self.parts else "with no part compiled, in the model's own time"
         fits = (
             f"fits: {of_bytes(self.peak_bytes, limit)}"
             if limit is not None

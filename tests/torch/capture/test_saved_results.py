@@ -15,7 +15,7 @@ from marks import every
 from models_in_parts import differing, routed, train
 from rekindle import FormatError
 from rekindle.parts.plan import SaveRule
-from rekindle.torch.compiled.saved_results import Prices, price
+from rekindle.torch.compiled.saving import Prices, price
 from rekindle.torch.ways import trial_steps
 from rekindle.torch.ways.again import AgainForward
 

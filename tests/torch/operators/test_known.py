@@ -22,7 +22,7 @@ from marks import sweep
 from rekindle.errors import PlanMismatch, TraceError
 from rekindle.torch.capture import capture
 from rekindle.torch.measure.as_before import same
-from rekindle.torch.serve import new_call, refusals
+from rekindle.torch.serve import refusals
 from rekindle.torch.tensors import tree
 from strategies import examples
 
@@ -110,8 +110,8 @@ def test_whatever_the_mask_holds_the_bits_are_those_of_eager(drawn: list[int]) -
 
 def test_each_branch_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     traced = []
-    trace_call = new_call.trace_call
-    monkeypatch.setattr(new_call, "trace_call", lambda *a, **k: traced.append(1) or trace_call(*a, **k))
+    trace_call = refusals.trace_call
+    monkeypatch.setattr(refusals, "trace_call", lambda *a, **k: traced.append(1) or trace_call(*a, **k))
     model, x = masked()
     rekindle.checkpoint(model, (x, PADDED), minimize="memory", solver="storages")
     for mask in (PADDED, ONES, PADDED, ONES, PADDED * 2):
@@ -181,8 +181,8 @@ def test_a_plan_from_a_file_that_waits_does_not_trace_the_same_call_again(
     model, x = masked()
     rekindle.plan(rekindle.trace(model, (x, ONES)), minimize="memory", solver="storages").save(tmp_path / "plan.json")
     traced = []
-    trace_call = new_call.trace_call
-    monkeypatch.setattr(new_call, "trace_call", lambda *a, **k: traced.append(1) or trace_call(*a, **k))
+    trace_call = refusals.trace_call
+    monkeypatch.setattr(refusals, "trace_call", lambda *a, **k: traced.append(1) or trace_call(*a, **k))
     rekindle.apply(model, rekindle.load(tmp_path / "plan.json"), on_new_shape="plain")
     with pytest.warns(UserWarning, match="run plain"):
         model(x, PADDED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 import rekindle
-from compiled_steps import trained
+from compiled_steps import lose_half_of_a_gradient, trained
 from marks import sweep
 from rekindle import PartsPlan, RekindleWarning, UsageError
 from rekindle.ask import TraceOptions
@@ -22,9 +23,8 @@ from rekindle.errors import FormatError
 from rekindle.parts.files import load
 from rekindle.torch.compiled import stage
 from rekindle.torch.compiled.compiled_forward import CompiledForward
-from rekindle.torch.compiled.compiler import compile_graph
 from rekindle.torch.compiled.whole_graph import StagedForward
-from rekindle.torch.parts import compiled_search
+from rekindle.torch.parts import searching
 from rekindle.torch.parts.applied import forwards_of
 from rekindle.torch.parts.dividing import Dividing
 from rekindle.torch.serve.verify import subject
@@ -237,9 +237,7 @@ def test_a_second_start_measures_nothing(tmp_path: Path, monkeypatch: pytest.Mon
         plans.append(rekindle.checkpoint(model, x, 0.7, compile=True, effort="quick", **QUIET).forward.plan)
         for file in (tmp_path / "ways").iterdir() if i == 1 else ():
             file.write_text(file.read_text().replace("min-cut", "everything"))  # damaged: it counts as absent
-        monkeypatch.setattr(
-            compiled_search, "compiled_ways", compiled_ways if i else lambda *_: pytest.fail("measured")
-        )
+        monkeypatch.setattr(searching, "compiled_ways", compiled_ways if i else lambda *_: pytest.fail("measured"))
     assert plans[0].parts == plans[1].parts
 
 
@@ -308,16 +306,7 @@ def test_stages_that_are_linked_otherwise_are_other_graphs() -> None:
 
 @pytest.fixture
 def wrong_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The way that saves inputs alone loses half of a gradient."""
-
-    def halved(graph: Any, tensors: Any, settings: dict[str, Any]) -> Any:
-        right = compile_graph(graph, tensors, settings)
-        if getattr(settings.get("custom_partitioner_fn"), "saves", "") != "inputs":
-            return right
-        return lambda *given: (y := right(*given), (y + y.detach()) / 2)[1]
-
-    monkeypatch.setattr(stage, "compile_graph", halved)
-    monkeypatch.setattr(stage, "_compiled", {})
+    lose_half_of_a_gradient(monkeypatch)
 
 
 def test_a_way_with_other_gradients_is_not_offered(wrong_way: None, reasons: Callable[[PartsPlan], str]) -> None:
@@ -325,6 +314,7 @@ def test_a_way_with_other_gradients_is_not_offered(wrong_way: None, reasons: Cal
     plan = rekindle.checkpoint(model, x, 1.0, compile=True, effort="quick", **QUIET).forward.plan
     assert 'blocks.1 in its way "inputs" (its numbers are' in reasons(plan)
     assert all(p.compiled is None or p.compiled.saves != "inputs" for p in plan.parts)
+    assert "with no part compiled, in the model's own time, " in replace(plan, parts=()).sentence
 
 
 def test_a_part_that_cannot_be_compiled_runs_as_it_is(reasons: Callable[[PartsPlan], str]) -> None:

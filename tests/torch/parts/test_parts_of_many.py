@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from models_that_decide import (
     Words,
 )
 from refused import left_alone
-from rekindle import ParityError, PartsPlan, TraceError
+from rekindle import ParityError, PartsPlan, TraceError, allowance
 
 LEAST: dict[str, Any] = {"minimize": "memory", "effort": "quick", "progress": False}
 QUICK = ("SkipsByPython", "SparseGradients", "MasksInPlace")
@@ -113,10 +114,16 @@ def test_other_ways_to_step(name: str) -> None:
         assert differing(found[1], found[2]) == 0, f"a copy: {way.__name__}"
 
 
-def test_parts_that_share_weights_under_autocast() -> None:
-    """Eager casts a shared parameter once, and adds its gradients in the lower precision."""
-    model = Words(layers=2).train()
-    model.blocks[1].up.weight = model.blocks[0].up.weight
+@pytest.mark.parametrize("all_planned", [True, False])
+def test_parts_that_share_weights_under_autocast(all_planned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eager casts a shared parameter once, and adds its gradients in the lower precision. So do parts of which the first are
+    planned, and the others run plain since the time for plans is over."""
+    model = Words(layers=3).train()
+    for block in model.blocks[1:]:
+        block.up.weight = model.blocks[0].up.weight
+    if not all_planned:
+        none_left = replace(allowance.SETTINGS, mid_run_least_s=0.0, mid_run_share=0.0)
+        monkeypatch.setattr(allowance, "SETTINGS", none_left)
     sample = words()
     rekindle.checkpoint(model, sample, **LEAST)
     model(*sample).backward()
@@ -131,6 +138,7 @@ def test_parts_that_share_weights_under_autocast() -> None:
             loss.backward()
             found.append([p.grad for p in m.parameters()])
         assert differing(*found) == 0
+    assert bool(rekindle.status(model).plain) is not all_planned
 
 
 # -- refused, with the reason -------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from rekindle.torch import trace as trace_module
 from rekindle.torch.costs.node_costs import Cost
 from rekindle.torch.rewrite.candidates import Rewrites
 from rekindle.torch.rewrite.family import TraceFamily
-from rekindle.torch.serve.plan_rewritten import plan_rewritten
+from rekindle.torch.serve.plan_trace import plan_rewritten
 from rekindle.torch.trace import Trace
 from rewritten_steps import OPTIONS, convolutions, traced
 

@@ -96,3 +96,23 @@ def test_backward_inside_of_the_block_has_eagers_bits(make: type[Attention], tol
     once = ["a backward under another autoc"] if told else []
     assert lines == [[], once, [], [], once, []]
     assert rekindle.status(planned).calls == 6
+
+
+@pytest.mark.parametrize("sizes", [(8, 5), (5, 8), (8, 5, 8, 5), (8, 8, 5, 8)])
+def test_calls_with_and_without_a_plan_share_casts(sizes: tuple[int, ...]) -> None:
+    """In one block, autocast casts a weight once for all calls. Calls with five rows have no plan."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16))
+    planned, x, found = copy.deepcopy(plain), torch.randn(8, 16), []
+    with torch.autocast("cpu", torch.bfloat16):
+        rekindle.checkpoint(planned, x, minimize="memory", solver="storages", on_new_shape="plain", progress=False)
+    for m in (plain, planned):
+        for _ in range(2):
+            m.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = sum(((i + 1) * m(x[:n]).float().square().sum() for i, n in enumerate(sizes)), torch.zeros(()))
+            loss.backward(retain_graph=True)
+            loss.backward()
+        found.append([p.grad for p in m.parameters()])
+    assert all(map(same, *found))
+    assert rekindle.status(planned).calls == 2 * sizes.count(8)

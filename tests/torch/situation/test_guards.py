@@ -233,7 +233,7 @@ def test_plans_keep_nothing_of_earlier_states_alive() -> None:
 
 
 def test_another_state_without_a_plan_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rekindle.torch.serve import new_call as module
+    from rekindle.torch.serve import refusals as module
 
     _, planned, x = twins(on_new_shape="plain")
     traced: list[int] = []

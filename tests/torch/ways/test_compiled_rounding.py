@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 import rekindle
+from compiled_steps import lose_half_of_a_gradient
 from marks import sweep
 from rekindle import RekindleError
-from rekindle.torch.compiled import stage
-from rekindle.torch.compiled.compiler import compile_graph
 
 
 class Coarse(nn.Module):
@@ -49,12 +48,5 @@ def test_rounding_of_eagers_leaves_no_part_plain() -> None:
 @sweep
 @pytest.mark.filterwarnings("ignore:the step through torch.compile is")
 def test_a_wrong_way_is_refused_however_coarse_eager_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    def halved(graph: Any, tensors: Any, settings: dict[str, Any]) -> Any:
-        right = compile_graph(graph, tensors, settings)
-        if getattr(settings.get("custom_partitioner_fn"), "saves", "") != "inputs":
-            return right
-        return lambda *given: (y := right(*given), (y + y.detach()) / 2)[1]
-
-    monkeypatch.setattr(stage, "compile_graph", halved)
-    monkeypatch.setattr(stage, "_compiled", {})
+    lose_half_of_a_gradient(monkeypatch)
     assert 'in its way "inputs" (its numbers are' in planned()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -36,39 +36,36 @@ def compile_graph(
         return compile_fx(copy.deepcopy(graph), inputs, config_patches=settings)  # type: ignore[return-value]
 
 
+def is_compiled(node: Any) -> bool:
+    """Whether an autograd node is what torch.compile has made of a graph."""
+    return type(node).__name__ == "CompiledFunctionBackward"
+
+
 def allow_retaining(results: Iterable[torch.Tensor]) -> None:
     """Let the compiled backward of these results run with retain_graph=True. Its code writes over tensors that forward saved,
     for which torch refuses to retain them; they are put back afterwards."""
     nodes: set[Any] = {t.grad_fn for t in results} - {None}
-    for node in nodes | {n for x in nodes if type(x).__name__ != _NODE for n, _ in x.next_functions}:  # behind views
-        how = node._forward_cls.metadata if type(node).__name__ == _NODE else None
+    for node in nodes | {n for x in nodes if not is_compiled(x) for n, _ in x.next_functions}:  # behind views
+        how = node._forward_cls.metadata if is_compiled(node) else None
         if how is not None and (over := vars(how).setdefault("rekindle_written", how.bw_donated_idxs)):
             _put_back(node, how, over)
 
 
 def _put_back(node: Any, how: Any, over: Sequence[int]) -> None:
     at: Any = weakref.ref(node)  # weak: the node holds its hooks
-    kept: list[Any] = []
+    afterwards = contextlib.ExitStack()
 
     def before(_: Any) -> None:
         if backward_keeps_graph():
             saved = [*at().saved_tensors, *getattr(at(), "_tensors_no_vc_check", ())]
             written = tuple([saved[i] for i in over if i < len(saved)])
-            kept[:] = [(version_counters_kept(written), [(t, t.clone()) for t in written])]
+            afterwards.enter_context(version_counters_kept(written))
+            for t in written:
+                afterwards.callback(t.copy_, t.clone())
             how.bw_donated_idxs = []  # torch asks whether there are any
 
-    def after(*_: Any) -> None:
-        for versions, pairs in kept:
-            with versions, torch.no_grad():
-                for t, was in pairs:
-                    t.copy_(was)
-        kept.clear()
-
     node.register_prehook(before)
-    node.register_hook(after)
-
-
-_NODE = "CompiledFunctionBackward"  # autograd's node of what is compiled
+    node.register_hook(lambda *_: afterwards.close())
 
 
 def mode_settings(mode: str | None) -> dict[str, Any]:
@@ -99,7 +96,7 @@ def min_cut(joint: fx.GraphModule, inputs: Sequence[object], budget: float = 1.0
         return min_cut_rematerialization_partition(joint, inputs, **kwargs)
 
 
-def while_tracing() -> AbstractContextManager[None]:
+def while_tracing() -> contextlib.AbstractContextManager[None]:
     """Inside, Dynamo leaves out calls of loggers, and does not split graphs for DistributedDataParallel.
 
     A call of a logger would end a graph; a plain step has logged by then.

@@ -25,8 +25,7 @@ from .. import accept
 from ..operators.record import workspace_bytes
 from ..private import is_fake
 from ..run import stages
-from ..serve.plan_rewritten import plan_rewritten, rewritten_alike
-from ..serve.plan_trace import bookkeeping, with_link
+from ..serve.plan_trace import bookkeeping, plan_rewritten, rewritten_alike, with_link
 from ..tensors import tree
 from ..tensors.op_tensors import tensors_in
 from ..trace import Trace, trace

@@ -40,9 +40,8 @@ from ..trace import plain_forward
 from ..ways.finding import Found
 from . import words
 from .between import Between, between
-from .choices import Choices, Chosen
-from .compiled_search import reference, rounded
-from .copied_ways import with_copied_ways
+from .choices import Choices, Chosen, with_copied_ways
+from .searching import reference, rounded
 from .watched import Watched
 from .words import Covered, covered
 

@@ -25,8 +25,7 @@ from ..tensors.sharded import any_fully_sharded, class_name
 from ..trace import plain_forward
 from ..ways.finding import Found, Unit
 from .applied import Replan
-from .known_plans import question
-from .planning import PartsRequest, find, plan_parts
+from .planning import PartsRequest, find, plan_parts, question
 from .verify import verify
 
 _SHARDED = itertools.count()  # each plan of a sharded model is made anew: how it is sharded is not in the question

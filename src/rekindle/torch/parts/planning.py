@@ -1,31 +1,50 @@
-"""Plans the parts of a model under one goal: find them, search their ways, divide the goal among them."""
+"""Plans the parts of a model under one goal: find them, search their ways, divide the goal among them.
+
+Plans of compiled stages are remembered on disk: the next start of the same script compiles, measures and compares nothing. One
+JSON file per request, in the folder `parts` of the cache folder ($REKINDLE_CACHE or ~/.cache/rekindle), is named by a digest of
+all on which the plan depends: the request, torch, the device, and the code and shapes of every stage. A file that is damaged
+counts as absent and is replaced; if the folder cannot be used, nothing is remembered.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
+from torch import nn
+
+from ...ask import PlanOptions
 from ...compiling import CompileOptions
-from ...errors import InfeasibleBudget, ParityError, RekindleError, TraceError
+from ...errors import FormatError, InfeasibleBudget, ParityError, RekindleError, TraceError
+from ...model import formats, options_file
+from ...model.cache_folder import cache_folder
+from ...parts.files import parts_plan_from_json
 from ...parts.plan import PartsPlan
+from ...planning.remembered import digest, read, write
 from .. import accept
+from ..compiled.saving import VERSION as SAVING_VERSION
 from ..compiled.stage import Stage
+from ..costs.cache import environment
 from ..measure.as_before import as_before
 from ..measure.caches import matter, without_caches
 from ..measure.measured_step import Subject
 from ..serve.verify import subject
+from ..tensors import tree
 from ..tensors.precision import deterministic
 from ..tensors.sharded import class_name
 from ..ways import compiled_finding
 from ..ways.finding import Finder, Found
-from . import known_plans, words
-from .compiled_search import compiled_choices, is_far
-from .dividing import Dividing, PartsRequest
-from .searching import search
+from . import words
+from .dividing import Dividing, PartsRequest, held_throughout
+from .searching import compiled_choices, is_far, search
 
 log = logging.getLogger("rekindle")
 
@@ -51,8 +70,8 @@ def plan_parts(request: PartsRequest, found: Found | None = None, keeps_caches: 
         keeps = matter(s) if keeps_caches is None else keeps_caches
         with without_caches(request.model, keeps):
             found = found or find(request, s)
-            path = None if how.compile is None else known_plans.place(request, s, found)
-            if (known := known_plans.recall(path, request, time.monotonic() - begin)) is not None:
+            path = None if how.compile is None else _place(request, s, found)
+            if (known := _recalled(path, request, time.monotonic() - begin)) is not None:
                 return known
             if how.compile is not None:
                 choices = compiled_choices(s, found, request.options, how.compile, request.named is not None)
@@ -68,7 +87,7 @@ def plan_parts(request: PartsRequest, found: Found | None = None, keeps_caches: 
             tried.append(in_one)
         plan = _better(tried, begin) if len(tried) > 1 else tried[0].plan(begin)
         if not any(is_far(d.apart) for d in tried):  # else the next start should warn again
-            known_plans.keep(path, plan)
+            _keep(path, plan)
         return plan
 
 
@@ -140,3 +159,64 @@ def find(request: PartsRequest, s: Subject) -> Found:
             f"{class_name(request.model)} itself fails on this sample: {type(e).__name__}: {e}. Give a sample that "
             "model(…) works on"
         ) from None
+
+
+FORMAT = "rekindle.remembered_parts/1"
+VERSION = 2  # raise it whenever a request leads to another plan: plans that are older are then not used
+
+
+def _place(request: PartsRequest, s: Subject, found: Found) -> Path | None:
+    """The file of the plan for a request whose stages were found.
+
+    None : such a plan is not remembered, as where parts of forward run outside of stages.
+    """
+    folder, o = cache_folder("parts"), request.options
+    if not o.cache or not request.check or request.turns is not None or found.staged is None or folder is None:
+        return None
+    stages = [(u.path, u.module.kind) for u in found.units if isinstance(u.module, Stage)]
+    made_by = [VERSION, SAVING_VERSION, environment(s.device)]
+    return folder / digest([made_by, question(request), held_throughout(request, s), stages, found.staged.graphs])
+
+
+def _recalled(path: Path | None, request: PartsRequest, seconds: float) -> PartsPlan | None:
+    """The plan in the file; None: there is none. seconds : what it took to ask."""
+    found = read(path, FORMAT, partial(_plan, request.options))
+    if found is None:
+        return None
+    return replace(found, asked=request.options, captured=request.captured, solve_seconds=seconds)
+
+
+def _plan(asked: PlanOptions, r: formats.Reader) -> PartsPlan:
+    offer = r.doc.get("offer")
+    if offer is not None and (not isinstance(offer, list) or [type(x) for x in offer] != [int, float]):
+        raise FormatError(f"{r.where} offers {offer!r}")
+    plan = parts_plan_from_json(r.table("plan"), r.where)
+    if plan.goal != asked.goal and not asked.or_least:
+        raise FormatError(f"{r.where} holds a plan for another goal")
+    return replace(plan, offer=None if offer is None else (offer[0], offer[1]))
+
+
+def _keep(path: Path | None, plan: PartsPlan) -> None:
+    """Write the plan to the file."""
+    if path is not None:
+        write(path, {"format": FORMAT, "plan": plan.to_json(), "offer": plan.offer})
+
+
+def question(request: PartsRequest) -> dict[str, Any]:
+    """All on which the plans depend, but for measured costs and the state of the model: processes should not differ there."""
+    options, captured = request.options, request.captured
+    args, kwargs = accept.sample(request.sample)
+    tensors = tree.flatten((args, kwargs))[0]
+    return {
+        "model": hashlib.sha256(repr(_shapes(request.model)).encode()).hexdigest(),
+        "inputs": [[[*t.shape], str(t.dtype), t.device.type, t.requires_grad] for t in tensors],
+        "arguments": [len(args), *kwargs], "goal": options.goal.to_json(), "solver": options.solver, "cost": options.cost,
+        "options": options_file.to_json(options, captured), "check": request.check, "named": request.named,
+        "fake": subject(request.model, request.sample).fake is not None,
+    }  # fmt: skip
+
+
+def _shapes(model: nn.Module) -> Sequence[Any]:
+    modules = [(name, type(m).__qualname__, m.training) for name, m in model.named_modules()]
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return [*modules, *((k, tuple(t.shape), str(t.dtype), t.device.type, t.requires_grad) for k, t in tensors)]

@@ -27,7 +27,7 @@ from ..serve.verify import Check, Steps, as_check, check_step, subject
 from ..tensors.precision import deterministic
 from ..trace import plain_forward
 from .applied import PartForward, apply_parts, forwards_of, parts_aside, parts_forward, parts_taken_off
-from .compiled_search import reference, rounded
+from .searching import reference, rounded
 
 
 def verify(

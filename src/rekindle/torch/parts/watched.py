@@ -13,6 +13,7 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from ..compiled.compiled_forward import CompiledForward
+from ..compiled.compiler import is_compiled
 from ..measure.memory import Levels
 from ..private import will_run
 from ..run.execute import boundary_of, last_stage_of
@@ -113,7 +114,7 @@ class Watched:
             self._end(call, -1 if node is None else number, given, result)
             if node is not None:
                 node.register_prehook(lambda _: self._backward_begins(call))
-                if not any(_is_compiled(n) for n in around):
+                if not any(is_compiled(n) for n in around):
                     node.register_hook(lambda *_: self._backward_ends())
                 # A hook behind a node keeps the gradient that the node is given. The next part's hook serves as well.
             return result
@@ -193,16 +194,12 @@ def _compiled_node(results: Iterable[torch.Tensor], around: set[Any]) -> Any:
     seen = {*stack, *around}
     while stack:
         node = stack.pop()
-        if _is_compiled(node):
+        if is_compiled(node):
             return node
         more = [n for n, _ in node.next_functions if n is not None and n not in seen]
         seen.update(more)
         stack += more
     return None
-
-
-def _is_compiled(node: Any) -> bool:
-    return type(node).__name__ == "CompiledFunctionBackward"
 
 
 def _before(nodes: Iterable[Any], around: Container[Any]) -> list[Any]:

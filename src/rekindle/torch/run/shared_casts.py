@@ -9,7 +9,8 @@ free and make again. So it hands the gradient of a cast over where eager does:
   the earlier call, the gradient is left there, and added to that call's own.
 - Where nobody has: to the leaf, as without autocast. This is the usual case, and costs next to nothing.
 
-Plain code that casts the leaf after the planned call makes another cast, whose gradient is added in float32.
+Plain code that casts the leaf after the planned call makes another cast. The gradient of one that a planned module makes in a
+call without a plan is left for the planned call (`join_plain`); the gradient of any other is added in float32.
 
 To look for a cast in autocast's cache takes some 30 microseconds (measured on a CPU). So a call looks only for casts of leaves
 to which an autograd graph refers. Where such leaves are many, since the graph of an earlier step is alive or data-parallel
@@ -20,6 +21,7 @@ for those that were found before.
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -98,11 +100,13 @@ class CallInBlock:
 
 class _Block:
     """An autocast block. mark : the autograd node of a cast in autocast's cache. cast : id -> each leaf, weakly, that planned
-    calls have cast. calls : those whose backward may come."""
+    calls have cast. plain : id -> the cast, weakly, that plain code has made of such a leaf since. calls : those whose backward
+    may come."""
 
     def __init__(self, mark: Any) -> None:
         self.mark = mark
         self.cast: dict[int, Any] = {}
+        self.plain: dict[int, Any] = {}
         self.calls: list[CallInBlock] = []
 
 
@@ -156,13 +160,31 @@ def entered(
     call.leaves = leaves = {i: id(inputs[i]) for i in casts}
     again = {i for i, leaf in leaves.items() if leaf in known and known[leaf]() is inputs[i]} if known else set()
     instead = plain.among(inputs, {i: cast for i, cast in casts.items() if i not in again})
+    instead |= {i: t for i in again if leaves[i] in block.plain and (t := block.plain[leaves[i]]()) is not None}
     for i in instead:
         del leaves[i]
-    for i in again:
+    for i in again - instead.keys():
         instead[i] = _Later.apply(inputs[i], casts[i].dtype, call)
     known.update({leaf: weakref.ref(inputs[i]) for i, leaf in leaves.items()})
     block.calls.append(call)
     return call, instead
+
+
+def join_plain(leaves: Iterable[torch.Tensor]) -> None:
+    """Let the casts of leaves that plain code has just made leave their gradients for the planned calls before it."""
+    if _now is None or not shares_casts():
+        return
+    block = _block()
+    call = CallInBlock({}, tuple(c for c in block.calls if not c.is_over))
+    cast_before = {leaf for c in call.before for leaf in c.leaves.values()} - block.plain.keys()
+    for leaf in (t for t in leaves if id(t) in cast_before):
+        if (made := _cached(leaf, torch.get_autocast_dtype(leaf.device.type))) is not None:
+            block.plain[id(leaf)] = weakref.ref(made)
+            made.grad_fn.register_hook(functools.partial(_leave, call, id(leaf)))  # type: ignore[union-attr]
+
+
+def _leave(call: CallInBlock, leaf: int, _: Any, of_cast: Sequence[torch.Tensor]) -> tuple[None] | None:
+    return (None,) if call.leave(leaf, of_cast[0]) else None
 
 
 def forget(leaves: Iterable[torch.Tensor]) -> None:

@@ -26,7 +26,7 @@ from ..situation.module_call import ModuleCall
 from ..tensors.lock import LOCK
 from ..trace import Trace
 from . import unused
-from .new_call import NewCall
+from .refusals import NewCall
 from .replanner import Replan, Replanner
 from .said_once import left_over
 
@@ -137,6 +137,7 @@ class PlannedForward(SwitchedForward):
                     self._say_of_gradients(model, found[0])
                 return result
             result = plain(*args, **kwargs)
+            shared_casts.join_plain(model.parameters())
             if not model.training and not self._in_eval:
                 self._steps_in_eval.watch(result)
             return result

@@ -1,19 +1,26 @@
-"""Calls that run plain because they cannot be planned: the next call like them is recognised without another search."""
+"""Calls for which a module has no plan, and those that cannot be planned: the next call like them runs plain at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import nn
 
+from ...ask import TraceOptions
 from ...printed import listed
 from ..run.bound import BoundPlan
 from ..situation.guards import Expected, Guards
-from ..situation.module_call import Key
+from ..situation.module_call import Key, ModuleCall
+from ..situation.numbers import Place
 from ..situation.values import apart_from_identity
+from ..tensors.sharded import own_class
+from ..trace import Trace, trace_call
 from .bound_plans import BoundPlans
+from .lengths import covers
 
 # When planning is given up for a kind of call. All numbers are guesses.
 WASTED_PLANS_MOST = 8  # hardly used plans for calls of the same shapes: something varies, and no further plan is made
@@ -126,3 +133,78 @@ def _by_name(constants: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
     tables = _tables(constants)
     for name in dict.fromkeys(k for t in tables for k in t):
         yield name, [t.get(name) for t in tables]
+
+
+@dataclass(frozen=True)
+class NewCall:
+    """A call for which a module has no plan.
+
+    model, plain : the module and its own forward.
+    call, key : the arguments, and the key that tells calls of one kind from others.
+    began : when work on the call began, in seconds of `time.perf_counter`.
+    """
+
+    model: nn.Module
+    plain: Callable[..., Any]
+    call: ModuleCall
+    key: Key
+    began: float
+
+    @property
+    def words(self) -> str:
+        """The call as the beginning of a message."""
+        given = f"with inputs {self.call.shapes}" if self.call.tensors else "without tensors"
+        return f"{own_class(self.model).__name__} was called {given}"
+
+    @property
+    def trains(self) -> bool:
+        """Whether a parameter or an argument requires grad."""
+        return any(p.requires_grad for p in self.model.parameters()) or any(t.requires_grad for t in self.call.tensors)
+
+    @property
+    def unplanned(self) -> tuple[str, str] | None:
+        """Why no call like this can be planned, as part of a message, and the kind of the reason; None: it may be."""
+        if stands_in := next((n for n, p in self.model.named_parameters() if not isinstance(p, nn.Parameter)), None):
+            return (
+                f" with a tensor in place of its parameter {stands_in!r}, as torch.func.functional_call does",
+                "stand-in",
+            )
+        once = self.call.used_up
+        return (
+            (f"; {', '.join(once)} can be read only once, and planning would read it: pass a list", "")
+            if once
+            else None
+        )
+
+    @property
+    def took(self) -> float:
+        """Seconds since work on the call began."""
+        return time.perf_counter() - self.began
+
+    def trace(
+        self,
+        how: TraceOptions,
+        *,
+        report: Callable[[str], None] | None,
+        by_values: bool = True,
+        inputs: Mapping[Place, Any] | None = None,
+    ) -> Trace:
+        """The captured call. Arguments as `trace_call`; report : called with lines of progress. A call without a result that
+        `how.unused` names is captured all the same: forward may return it in some calls only.
+
+        No op is timed: a training loop waits. Costs are modelled, by what was timed before. A trace with `inputs` has no costs.
+        """
+        args, kwargs = self.call.arguments
+        how = replace(how, inside=self.call.inside)
+        made = trace_call(
+            self.model, args, kwargs, how, forward=self.plain, progress=report, by_values=by_values, inputs=inputs or {}
+        )
+        return made if inputs else made.costed(how.target, report, measure=False)
+
+
+def fits_plain(new: NewCall, budget: int | None, plain: Iterable[tuple[Key, int | None]]) -> bool:
+    """Whether the call's plain step takes no more than the budget in bytes, or than its GPU has, as far as larger calls tell.
+    plain : keys of planned calls, and the peaks of their plain steps."""
+    on = next((t.device for t in (*new.call.tensors, *new.model.parameters()) if t.is_cuda), None)
+    limit = budget or on and torch.cuda.get_device_properties(on).total_memory
+    return not limit or any(peak is not None and peak <= limit for key, peak in plain if covers(key, new.key))

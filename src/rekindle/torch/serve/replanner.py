@@ -36,13 +36,10 @@ from ..situation.numbers import Place, name_of, read
 from ..tensors import tree
 from ..tensors.sharded import order_that_works, own_class, sharded_parameter
 from ..trace import Trace, known_options
-from .bound_plans import BoundPlans, is_for_graph
-from .changed_numbers import changed_numbers, matches, numbers_of
+from .bound_plans import BoundPlans, changed_numbers, is_for_graph, matches, numbers_of
 from .lengths import Lengths, covers
-from .loaded_plan import LoadedPlans
-from .mismatch import check_same_module
-from .new_call import NewCall, fits_plain
-from .refusals import Refusals
+from .loaded_plan import LoadedPlans, check_same_module
+from .refusals import NewCall, Refusals, fits_plain
 from .said_once import NewShapes, WarnOnce
 
 log = logging.getLogger("rekindle")

@@ -5,7 +5,7 @@ an unusual value that shows in the graph where the number went. Arithmetic on st
 answered and recorded as a question. Any other use (a loop over it, a size, `math.exp`) raises a TypeError: then the number
 stays a constant, and each value of it needs another graph.
 
-Kernels and formulas may compute further constants from a marker. `serve.changed_numbers` finds them: constants that differ
+Kernels and formulas may compute further constants from a marker. `serve.bound_plans` finds them: constants that differ
 between two captures of the same graph must all be markers.
 """
 

@@ -30,7 +30,7 @@ from ...saying.frames import in_short, line_of, users_frame
 from .. import private
 from ..capture.flat import by_parameter
 from ..capture.trace_errors import functions_refused
-from ..compiled.saved_results import contexts
+from ..compiled.saving import contexts
 from ..measure.as_before import as_before, nothing_saved
 from ..measure.caches import without_caches
 from ..measure.recording import Recorded

@@ -21,11 +21,10 @@ from ...compiling import CompileOptions
 from ...errors import TraceError, UsageError
 from ...printed import first_line
 from ...saying.progress import Progress, announce
-from ..compiled.blocks import chain_of_leaves, find_blocks
 from ..compiled.compiled_forward import not_compiled
+from ..compiled.cuts import chain_of_leaves, find_blocks
 from ..compiled.stage import Stage
-from ..compiled.unread import cannot, count_unused
-from ..compiled.whole_graph import staged
+from ..compiled.whole_graph import cannot, count_unused, staged
 from ..measure.as_before import nothing_saved
 from ..measure.measured_step import Subject
 from ..measure.recording import Calls, Recorded, as_recorded, record, signature

@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from ...errors import RekindleError
 from ...parts.plan import SaveRule
 from ...parts.ways import Figures, Way, best
-from ..compiled.saved_results import Prices
+from ..compiled.saving import Prices
 from ..compiled.stage import Stage
 from ..costs.flops import FlopCount
 from ..measure.as_before import as_before
