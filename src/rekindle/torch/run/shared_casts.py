@@ -161,8 +161,8 @@ def entered(
     if again and not block.told and any(known[leaves[i]][1] != inputs[i]._version for i in again):
         block.told = True
         warn(
-            "weights changed inside an autocast block in which a planned call had read them: planned steps cast the new weights, "
-            "while eager goes on with its cast of the old ones until the block ends. End the block before optimizer.step()"
+            "weights changed inside an autocast block in which a planned call had read them: planned steps cast the new ones, "
+            "while eager goes on with its casts of the old ones until the block ends. End the block before optimizer.step()"
         )
     instead = plain.among(inputs, {i: cast for i, cast in casts.items() if i not in again})
     for i in instead:
