@@ -368,6 +368,27 @@ def test_calls_share_casts_that_several_ops_read(goal: dict[str, Any]) -> None:
 
 
 # -- our own computations --------------------------------------------------------------------------------------------------
+def test_weights_that_change_inside_a_block_are_told_once() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)), torch.rand(2, 4)
+    with bf16():
+        rekindle.checkpoint(model, x, **LEAST)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step() -> None:
+        mean(model(x)).backward()
+        optimizer.step()
+
+    with no_warnings():
+        for _ in range(2):
+            with bf16():
+                step()
+    with warnings.catch_warnings(record=True) as said, bf16():
+        warnings.simplefilter("always", rekindle.RekindleWarning)
+        for _ in range(3):
+            step()
+    assert [str(w.message).rpartition(". ")[2] for w in said] == ["End the block before optimizer.step()"]
+
+
 def test_ops_of_rewrites_are_not_cast() -> None:
     trace = rekindle.trace(nn.Linear(4, 4), torch.rand(2, 4))
     edit = Editor(trace.lowered.captured)

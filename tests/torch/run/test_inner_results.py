@@ -213,13 +213,15 @@ def test_a_result_and_an_attribute_are_one_tensor_whose_gradient_is_kept() -> No
 class Screen(nn.Module):
     """The gradient of a tensor that forward makes out of nothing, as renderers of Gaussians ask for it."""
 
-    def __init__(self, leaf: bool) -> None:
+    def __init__(self, leaf: bool, kept: bool = False) -> None:
         super().__init__()
-        self.a, self.leaf = nn.Linear(8, 8), leaf
+        self.a, self.leaf, self.kept = nn.Linear(8, 8), leaf, kept
 
     def forward(self, x: torch.Tensor) -> Any:
         points = torch.zeros(x.shape, requires_grad=True)
         points = points if self.leaf else points + 0
+        if self.kept:
+            points.retain_grad()
         return self.a(x + points), points
 
 
@@ -230,8 +232,9 @@ def test_a_gradient_that_no_plan_makes_is_refused() -> None:
     points.retain_grad()
     with pytest.raises(RekindleError, match="from which forward goes on.*pass it in"):
         y.sum().backward()
-    with pytest.raises(TraceError, match=r"makes output\[1\] with requires_grad=True"):
-        rekindle.trace(Screen(leaf=True), x)
+    for refused in (Screen(leaf=True), Screen(leaf=False, kept=True)):
+        with pytest.raises(TraceError, match=r"makes output\[1\] with requires_grad=True"):
+            rekindle.trace(refused, x)
 
 
 def test_a_model_without_such_results_is_captured_as_before() -> None:

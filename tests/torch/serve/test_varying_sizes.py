@@ -213,6 +213,23 @@ def test_where_planning_takes_too_long_new_shapes_run_plain_with_one_warning(
     assert len(list(planned.forward.bounds)) == 1 + len(SHAPES)
 
 
+def test_a_change_for_which_planning_takes_too_long_is_named_and_is_no_new_shape(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x = torch.ones(1, 4)
+    plain, planned = pair(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1)), sample=(x,))
+    limit(monkeypatch, 0.0, 0.0)
+
+    def steps() -> None:
+        for p in 0.0, 0.25:
+            plain[1].p = planned[1].p = p
+            assert equal(plain, planned, (x,))
+
+    (warning,) = warned(steps)
+    assert "no plan, 1.p having changed. Plans for new calls took" in warning
+    assert "pad lengths" not in warning
+
+
 def test_the_first_plan_is_a_part_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     limit(monkeypatch, 0.0, 0.1)
     for first_s, late in ((0.0, True), (100.0, False)):
@@ -220,7 +237,7 @@ def test_the_first_plan_is_a_part_of_the_run(monkeypatch: pytest.MonkeyPatch) ->
         shapes.begin()
         with shapes.timed():
             sum(range(10**5))
-        assert bool(shapes.take_too_long) is late
+        assert bool(shapes.take_too_long("")) is late
 
 
 class TwoBlocks(nn.Module):

@@ -25,7 +25,7 @@ from ..undo.attributes import Attributes, Changes, Kind, kind_of, tensors_in_att
 from .captured import Assigned
 from .eager_kernels import EagerLayout, InTheirPlace, one_cast_each
 from .inner_checkpoints import checkpoints_inside
-from .inner_results import edges_behind, inner_results, mark
+from .inner_results import edges_behind, inner_results, leads_to, mark
 from .known_values import KnownValues, Question, indices_for_masks
 from .left_out import taken_apart
 from .stand_in import own_classes
@@ -185,7 +185,8 @@ class FlatForward(nn.Module):
         self.inner = inner_results(returned, [t for i, t in enumerate(returned) if i not in self.ignored])
         self.retained = [i for i, t in enumerate(returned) if t.retains_grad]
         for i, uses in self.inner.items():
-            if returned[i].is_leaf:
+            ends = (*tensors, *self.model.parameters())
+            if returned[i].is_leaf or i in self.retained and not leads_to(returned[i], ends):
                 raise TraceError(
                     f"forward makes {names[i]} with requires_grad=True, returns it, and goes on from it: a planned step would "
                     "give it no gradient. Make it outside of forward and pass it in",

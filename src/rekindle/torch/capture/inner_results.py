@@ -35,6 +35,12 @@ def inner_results(results: Sequence[torch.Tensor], ends: Iterable[torch.Tensor])
     return dict(Counter(at[edge] for *_, edge in edges_behind(t.grad_fn for t in ends) if edge in at))
 
 
+def leads_to(result: torch.Tensor, given: Iterable[torch.Tensor]) -> bool:
+    """Backward from the result makes a gradient of one of the given tensors."""
+    ends = {tuple(get_gradient_edge(t)[:2]) for t in given if t.requires_grad}
+    return any(edge in ends for *_, edge in edges_behind([result.grad_fn]))
+
+
 def edges_behind(nodes: Iterable[Any], stops: Container[Any] = ()) -> Iterator[tuple[Any, int, Any]]:
     """(node, place among its gradients, the node and the place there to which that gradient goes), in autograd's graph from
     these nodes on; not beyond the edges `stops`."""

@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from ...saying.notices import warn
 from ..lowering.gradient_additions import Cast
 from ..private import TorchDispatchMode, backward_number, disable_modes, is_in_use, modes_are_on, tree_leaves, will_run
 from ..situation.surroundings import casting_device, shares_casts
@@ -100,14 +101,15 @@ class CallInBlock:
 
 class _Block:
     """An autocast block. mark : the autograd node of a cast in autocast's cache. cast : id -> each leaf, weakly, that planned
-    calls have cast. plain : id -> the cast, weakly, that plain code has made of such a leaf since. calls : those whose backward
-    may come."""
+    calls have cast, and its version then. plain : id -> the cast, weakly, that plain code has made of such a leaf since.
+    calls : those whose backward may come."""
 
     def __init__(self, mark: Any) -> None:
         self.mark = mark
-        self.cast: dict[int, Any] = {}
+        self.cast: dict[int, tuple[Any, int]] = {}
         self.plain: dict[int, Any] = {}
         self.calls: list[CallInBlock] = []
+        self.told = False
 
 
 _now: _Block | None = None
@@ -158,14 +160,20 @@ def entered(
     block.calls = [c for c in block.calls if not c.is_over]
     call, known = CallInBlock(stage_of, tuple(block.calls)), block.cast
     call.leaves = leaves = {i: id(inputs[i]) for i in casts}
-    again = {i for i, leaf in leaves.items() if leaf in known and known[leaf]() is inputs[i]} if known else set()
+    again = {i for i, leaf in leaves.items() if leaf in known and known[leaf][0]() is inputs[i]} if known else set()
+    if again and not block.told and any(known[leaves[i]][1] != inputs[i]._version for i in again):
+        block.told = True
+        warn(
+            "weights changed inside an autocast block in which a planned call had read them: planned steps cast the new ones, "
+            "while eager goes on with its casts of the old ones until the block ends. End the block before optimizer.step()"
+        )
     instead = plain.among(inputs, {i: cast for i, cast in casts.items() if i not in again})
     instead |= {i: t for i in again if leaves[i] in block.plain and (t := block.plain[leaves[i]]()) is not None}
     for i in instead:
         del leaves[i]
     for i in again - instead.keys():
         instead[i] = _Later.apply(inputs[i], casts[i].dtype, call)
-    known.update({leaf: weakref.ref(inputs[i]) for i, leaf in leaves.items()})
+    known.update({leaf: (weakref.ref(inputs[i]), inputs[i]._version) for i, leaf in leaves.items()})
     block.calls.append(call)
     return call, instead
 

@@ -229,7 +229,9 @@ class Replanner:
         if self.on_new_shape != "plan" and not family:
             self._no_plan(new, "(or modes, dtypes, constants)")
             return None
-        if found is None and self.on_new_shape == "plan" and (late := self.new_shapes.take_too_long):
+        why = family[0].trace.expected.differences(new.model) if family else []
+        how = f", {' and '.join(why[:2])} having changed" if why else ""
+        if found is None and self.on_new_shape == "plan" and (late := self.new_shapes.take_too_long(how)):
             plain = [(b.trace.key, (self._whole or b.plan).baseline_peak_bytes) for b in self.plans]
             if fits_plain(new, (self._whole or self._options).goal.budget, plain):
                 self.leave_plain(new, f", for which there is no plan{late}", kind="too long")
@@ -251,14 +253,12 @@ class Replanner:
             self._no_plan(new, "in another state of its attributes, hooks or inputs' values,")
             self._remember(new)
             return None
-        why = family[0].trace.expected.differences(new.model) if family else []
         bound, witness = self.bind(new.model, found, made.plan), Witness()
         if wrong := self._tried(new, bound, witness):
             self.leave_plain(new, f"; a plan for it did not give the plain step's numbers ({wrong})")
             self._remember(new)
             return None
         self._lengths.add(found, witness.values or None)
-        how = f", {' and '.join(why[:2])} having changed" if why else ""
         self._tell(new, made, how)
         return bound
 

@@ -82,18 +82,19 @@ class NewShapes:
             self.seconds += time.perf_counter() - start
             self._worked += allowance.worked() - worked
 
-    @property
-    def take_too_long(self) -> str:
+    def take_too_long(self, changed: str) -> str:
         """Why no plan is made now, as part of a message: planning has taken much of the run's time. "" if it has not.
 
-        The least time is one of the processor, so that a busy machine makes the same plans."""
+        changed : what but the shapes is new, as part of that message. The least time is one of the processor, so that a busy
+        machine makes the same plans."""
         now, most = time.perf_counter(), allowance.SETTINGS
         run = now - (self._began or now) + self.first_s
         if self._worked <= most.mid_run_least_s or self.seconds <= most.mid_run_share * run:
             return ""
         return (
-            f". Plans for new shapes took {self.seconds:.1f} of the run's {run:.0f} s, its first plan included; plans that can "
-            f"wait are made once that is less than {most.mid_run_share:.0%}. {FEWER_SHAPES}"
+            f"{changed}. Plans for new {'calls' if changed else 'shapes'} took {self.seconds:.1f} of the run's {run:.0f} s, "
+            f"its first plan included; plans that can wait are made once that is less than {most.mid_run_share:.0%}"
+            f"{'' if changed else f'. {FEWER_SHAPES}'}"
         )
 
     def news(self, shapes: Any, line: str) -> str:
