@@ -44,3 +44,8 @@ def format_bytes(n: float) -> str:
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
         n /= 1024
     return f"{n:.1f} TiB"
+
+
+def exceeds(one: int, other: int, by: tuple[float, int]) -> bool:
+    """Whether one size exceeds another by more than a share of it, and by more than so many bytes."""
+    return one - other > max(by[0] * other, by[1])

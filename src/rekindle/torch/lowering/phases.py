@@ -9,6 +9,9 @@ from torch import fx
 
 from ...errors import TraceError
 from ..capture.captured import Captured
+from ..operators.node_tensors import storage_bytes
+
+KEPT_MOST_BYTES = 2**20  # of tensors that forward reads and writes (a spectral norm's vectors), to be kept; a guess
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,20 @@ def _only_for_mutations(c: Captured, forward: list[fx.Node]) -> set[fx.Node]:
         if n not in wanted and (n in sinks or n.users) and all(u in only or u.op == "output" for u in n.users):
             only.add(n)
     return only
+
+
+def written_over(c: Captured) -> set[fx.Node]:
+    """The placeholders to whose memory forward writes."""
+    return {*c.mutations, *(p for w in c.writing.values() for p in w.placeholders)}
+
+
+def kept_before(c: Captured) -> dict[fx.Node, bool]:
+    """Placeholder that forward reads, and writes over or sets to another tensor -> whether calls keep its content from before,
+    which a plain forward needs that runs again for second derivatives."""
+    wanted, assigned = {*c.outputs, *c.gradients.values()}, {p for p, k in c.buffers.items() if k in c.assigned}
+    changed = written_over(c) | assigned
+    found = [p for p in c.placeholders if p in changed and is_read(p, wanted)]
+    return dict.fromkeys(found, sum(storage_bytes(p.meta["val"]) for p in found) <= KEPT_MOST_BYTES)
 
 
 def is_read(p: fx.Node, wanted: set[fx.Node]) -> bool:

@@ -21,7 +21,7 @@ from ..tensors import tree
 from ..tensors.loss import default_loss
 from ..tensors.sharded import local, sharded_again
 from .as_before import as_before, same
-from .memory import Levels, allocator_peak, storage_peak
+from .memory import Levels
 
 LossOf = Callable[[Any], torch.Tensor]
 
@@ -91,6 +91,12 @@ class Subject:
             return self.loss(read), held
         return default_loss(read, (args, kwargs), [*tensors, *tree.tensors_in(result)]), held
 
+    def levels(self) -> Levels:
+        """Measures one step of it."""
+        held = [*self.model.parameters(), *self.model.buffers()]
+        held += [p.grad for p in self.model.parameters() if p.grad is not None]
+        return Levels(self.device, None if self.fake is None else held)
+
     def consumed(self) -> Subject:
         """The same, for a step that uses up each gradient as it comes, and so returns none."""
         return replace(self, gradients="consumed")
@@ -138,13 +144,7 @@ def run(
             p.grad = torch.zeros_like(p) if p.requires_grad and s.gradients == "kept" else None
         before = _rng(s)
         with sharded_again(s.model):
-            if levels is not None:
-                peak = levels.measure(step)
-            elif s.fake is not None:
-                grads = [p.grad for p in s.model.parameters() if p.grad is not None]
-                peak = storage_peak(step, [*s.model.parameters(), *s.model.buffers(), *grads]).peak_bytes
-            else:
-                peak = allocator_peak(step, s.device).peak_bytes
+            peak = (levels or s.levels()).measure(step)
         rng = _rng(s)
         gradients = {k: None if p.grad is None else local(p.grad) for k, p in s.model.named_parameters()}
         written = kept.written(s.model)

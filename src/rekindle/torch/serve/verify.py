@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...errors import PlanMismatch, RekindleError, UsageError
+from ...errors import ParityError, PlanMismatch, RekindleError, UsageError
+from ...model.any_plan import ABOVE_PLAIN
 from ...model.plan import Plan
 from ...parts.plan import PartsPlan
 from ...planning.carrying import Replanned
 from ...printed import listed
-from ...saying.sizes import format_bytes
+from ...saying.sizes import exceeds, format_bytes
 from .. import accept
 from ..measure.as_before import as_before
 from ..measure.comparison import KINDS, Compared, compare, unless_plain_steps_vary, without_others_draws
@@ -94,6 +95,12 @@ class Check:
         return not self.differences
 
     @property
+    def is_above_plain(self) -> bool:
+        """Whether the planned step was measured to take more than the plain one."""
+        plain = self.plain_peak_bytes
+        return plain is not None and exceeds(self.measured_peak_bytes, plain, ABOVE_PLAIN)
+
+    @property
     def peak_error(self) -> float:
         """(measured - predicted) / predicted activation peak."""
         return self.measured_peak_bytes / self.predicted_peak_bytes - 1 if self.predicted_peak_bytes else 0.0
@@ -142,10 +149,12 @@ def check_step(
     loss: LossOf | None = None,
     count_flops: bool = False,
     held: bool = False,
+    plain: Outcome | None = None,
 ) -> Check:
     """`rekindle.verify` of the plan of a whole step; None: the plan that the module has.
 
-    held : run and measure one more planned step, in which the caller holds the results to the end. Raises as `rekindle.verify`.
+    held : run and measure one more planned step, in which the caller holds the results to the end. plain : of the plain step
+    from the same state, which is run if it is None. Raises as `rekindle.verify`.
     """
     planned = own = planned_forward(model)
     if plan is not None:
@@ -166,7 +175,7 @@ def check_step(
     ):
         if _waits_with_slices(planned):
             steps.run("planned")  # proves the slices, on tensors of its own, which would be measured with the step
-        ours, theirs = steps.run("planned"), steps.plain_if_it_fits()
+        ours, theirs = steps.run("planned"), plain or steps.plain_if_it_fits()
         # the plan of the step that was measured: a second call may bind another
         used = (planned if planned.last is None else planned.last).plan
         may = NOTHING if planned.last is None else loose(planned.last.trace.lowered.captured)
@@ -200,10 +209,10 @@ class Steps:
         with self._around(which):
             return run(self.s, self.forwards[which], which, way)
 
-    def plain_if_it_fits(self) -> Outcome | None:
+    def plain_if_it_fits(self, way: Calls = Calls.ONCE) -> Outcome | None:
         """The plain step; None: it does not fit the device, which may be why the model has a plan."""
         with contextlib.suppress(torch.OutOfMemoryError):
-            return self.run("plain")
+            return self.run("plain", way)
         return None
 
     def checked(
@@ -260,6 +269,25 @@ def as_check(
         close=found.close,
         varying=found.varying,
     )  # fmt: skip
+
+
+def require(check: Check, which: str, plan: Plan | PartsPlan | None = None) -> None:
+    """Check that a step kept its promises. which : it in words. plan : whose budget in bytes it keeps, results held.
+
+    Raises
+    ------
+    ParityError : it gives other numbers than the plain step. PlanMismatch : it takes more than the budget.
+    """
+    if not check.ok:
+        raise ParityError(
+            f"{which} does not give the plain step's numbers: {'; '.join(check.differences)}. {check.cause}. "
+            "The model is as it was; check=False trains without the comparison"
+        )
+    budget = None if plan is None else plan.goal.budget
+    if plan is not None and budget is not None:
+        taken = plan.peak_bytes - plan.activation_peak_bytes + (check.held_peak_bytes or 0)
+        if taken > budget:
+            raise PlanMismatch(f"{which} takes {format_bytes(taken)} here, and the budget is {format_bytes(budget)}")
 
 
 def _waits_with_slices(planned: PlannedForward) -> bool:
