@@ -217,8 +217,9 @@ class Checkpointing:
         found = self.plan_for(traced, options)
         if self.asked.check and not traced.fake:
             announce(options.progress, "checking the plan by a measured step")
-            again = lambda goal: self.plan_for(traced, replace(options, goal=goal))  # noqa: E731
-            found = confirm(self.model, self.sample, found, again, plain)
+            found = confirm(
+                self.model, self.sample, found, lambda g: self.plan_for(traced, replace(options, goal=g)), plain
+            )
             log.info("%s; measured within %+.2f %%", found.sentence, 100 * found.checked.peak_error)
         return found
 

@@ -15,10 +15,6 @@ from . import formats
 if TYPE_CHECKING:
     from .plan import Plan
 
-ABOVE_PLAIN = (
-    0.001,
-    2**16,
-)  # share and bytes beyond the plain step's measured peak: blocks of allocators differ. Guesses
 # Functions by which plans show themselves. They stand in rooms above this one; `show.faces` puts them here.
 FACES: dict[str, Callable[..., Any]] = {}
 

@@ -46,6 +46,7 @@ def format_bytes(n: float) -> str:
     return f"{n:.1f} TiB"
 
 
-def exceeds(one: int, other: int, by: tuple[float, int]) -> bool:
-    """Whether one size exceeds another by more than a share of it, and by more than so many bytes."""
-    return one - other > max(by[0] * other, by[1])
+def exceeds(one: int, other: int | None, share: float = 0.001, least: int = 2**16) -> bool:
+    """Whether one measured peak exceeds another one, if that is known, by more than a share of it and by more than so many
+    bytes. By default it is more than blocks of allocators differ by; a guess."""
+    return other is not None and one - other > max(share * other, least)

@@ -30,7 +30,7 @@ from ..operators.record import EVERYWHERE
 from ..operators.table import record_of
 from ..situation.module_paths import is_marked, printable
 from .lowered import Lowered, OpCall
-from .phases import kept_before, phases, written_over
+from .phases import changed, phases
 from .storages import Storages
 from .writes import writes_of
 
@@ -108,7 +108,7 @@ class _Lowering:
     def _snapshots(self) -> None:
         """An op of backward that reads what forward has written over since reads a copy from before. Other copies are kept for
         second derivatives, to the end of the step."""
-        self.keep += [self._copy_of(p) for p, kept in kept_before(self.c).items() if kept and p in written_over(self.c)]
+        self.keep += [self._copy_of(p) for p, kept in changed(self.c).items() if kept]
         for n in self.phases.backward:
             for a in n.all_input_nodes if not is_view(n) else ():
                 if self.writes.home.get(a) in self.writes.copied:

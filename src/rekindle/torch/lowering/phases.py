@@ -11,7 +11,7 @@ from ...errors import TraceError
 from ..capture.captured import Captured
 from ..operators.node_tensors import storage_bytes
 
-KEPT_MOST_BYTES = 2**20  # of tensors that forward reads and writes (a spectral norm's vectors), to be kept; a guess
+COPIES_MOST_BYTES = 2**20  # of tensors that forward reads and writes, as a spectral norm's vectors; a guess
 
 
 @dataclass(frozen=True)
@@ -88,18 +88,14 @@ def _only_for_mutations(c: Captured, forward: list[fx.Node]) -> set[fx.Node]:
     return only
 
 
-def written_over(c: Captured) -> set[fx.Node]:
-    """The placeholders to whose memory forward writes."""
-    return {*c.mutations, *(p for w in c.writing.values() for p in w.placeholders)}
-
-
-def kept_before(c: Captured) -> dict[fx.Node, bool]:
-    """Placeholder that forward reads, and writes over or sets to another tensor -> whether calls keep its content from before,
-    which a plain forward needs that runs again for second derivatives."""
-    wanted, assigned = {*c.outputs, *c.gradients.values()}, {p for p, k in c.buffers.items() if k in c.assigned}
-    changed = written_over(c) | assigned
-    found = [p for p in c.placeholders if p in changed and is_read(p, wanted)]
-    return dict.fromkeys(found, sum(storage_bytes(p.meta["val"]) for p in found) <= KEPT_MOST_BYTES)
+def changed(c: Captured) -> dict[fx.Node, bool | None]:
+    """Placeholder that forward writes over, or sets to another tensor -> whether each call keeps a copy of it from before, as a
+    forward needs that runs again for second derivatives; False: it is too large, None: forward does not read it."""
+    assigned = {p for p, name in c.buffers.items() if name in c.assigned}
+    written = {*c.mutations, *(p for w in c.writing.values() for p in w.placeholders), *assigned}
+    read = [p for p in written if is_read(p, {*c.outputs, *c.gradients.values()})]
+    small = sum(storage_bytes(p.meta["val"]) for p in read) <= COPIES_MOST_BYTES
+    return {p: small if p in read else None for p in c.placeholders if p in written}
 
 
 def is_read(p: fx.Node, wanted: set[fx.Node]) -> bool:

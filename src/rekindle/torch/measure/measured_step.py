@@ -14,7 +14,6 @@ from torch import nn
 
 from ...errors import RekindleError
 from ..capture.left_out import as_if_left_out
-from ..costs.flops import FlopCount
 from ..run.own_forward import autocast_of_backward, forward_instead
 from ..run.sample import Sample
 from ..tensors import tree
@@ -158,18 +157,6 @@ def run(
                     written[name] = t.detach()
         drew = not all(map(same, before, rng))
         return Outcome(left[0], gradients, written, rng, drew, peak, took[0], tuple(of_inputs))
-
-
-def flops(s: Subject, forward: Callable[..., Any]) -> int:
-    """FLOPs of one step. The steps that are compared are not counted, since counting gets between the model and its kernels."""
-    args, kwargs, _ = s.sample.fresh()
-    with (
-        as_before(s.model, s.sample.objects, fake=s.fake is not None),
-        forward_instead(s.model, forward),
-        FlopCount() as count,
-    ):
-        _backward(s.called(args, kwargs)[0], autocast_of_backward(s.model))
-    return count.total
 
 
 def used_up(parameters: Iterable[torch.Tensor]) -> contextlib.AbstractContextManager[None]:

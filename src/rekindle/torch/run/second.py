@@ -23,7 +23,7 @@ from ..capture.captured import fake_result
 from ..capture.inner_results import edges_behind
 from ..capture.left_out import taken_apart
 from ..capture.written_outside import InTheirPlace
-from ..lowering.phases import kept_before, phases, written_over
+from ..lowering.phases import changed, phases
 from ..operators import rules
 from ..private import backward_keeps_graph, backward_number, in_func_transform, pytree, stand_for_many, will_run
 from ..situation.guards import Guards
@@ -68,10 +68,9 @@ class PlainAgain:
         self.names = [names.get(p, "a tensor of no module") for p in given]
         self.arguments = {i: c.inputs[p] for i, p in enumerate(given) if p in c.inputs}
         self.trained = [i for i, p in enumerate(given) if p in c.gradients]
-        over, old = written_over(c), kept_before(c)
-        self.over = [i for i, p in enumerate(given) if p in over]
-        self.changed = [i for i, p in enumerate(given) if p in over or c.buffers.get(p) in c.assigned]
-        self.old = {i: old[p] for i, p in enumerate(given) if p in old}  # whether the old value is kept
+        written = changed(c)
+        self.written = [i for i, p in enumerate(given) if p in written]
+        self.old = {i: kept for i in self.written if (kept := written[given[i]]) is not None}
         draws = not traced.fake and any(rules.draws_random(n.target) for n in c.nodes)
         cuda = [f"cuda:{i}" for i in rng.cuda_indices(p.meta["val"] for p in given)]
         self.generators = ["cpu", *cuda] if draws else []
@@ -99,9 +98,7 @@ class Second:
         self._form, self._numbers = call.form, read(places, call.spec, model) or {} if places else {}
         self._tensors = [weakref.ref(t) for t in call.tensors]  # weak, since the plan may let go of them after forward
         self._versions = [t._version for t in inputs]
-        self._old = {i: inputs[i].detach() for i, kept in again.old.items() if kept}
-        # The graph counts these copies, see `lowering.normalise`.
-        self._old |= {i: self._old[i].clone() for i in again.over if i in self._old}
+        self._old = {i: inputs[i].detach().clone() for i, kept in again.old.items() if kept}
         self._random = {d: rng.state(d) for d in again.generators}
         self._leaves: dict[int, torch.Tensor] = {}  # input of the program -> the leaf that stands for it
         self._results: list[torch.Tensor] = []
@@ -273,7 +270,7 @@ class Second:
                 f"{asked} goes through the planned {type(model).__name__}: its own forward runs "
                 "again, plainly, and takes a plain step's memory, not the plan's"
             )
-        new = [self._old.get(i, t.detach()).clone() if i in a.changed else t for i, t in enumerate(now)]
+        new = [self._old.get(i, t.detach()).clone() if i in a.written else t for i, t in enumerate(now)]
         with torch.enable_grad():
             for i in a.trained:
                 new[i] = trained_as(now[i].detach(), now[i])
@@ -316,14 +313,13 @@ class Second:
         self._results += [assigned[k] for k, x in c.assigned.items() if x.output is not None and x.output >= own]
 
     def _check(self, now: Sequence[torch.Tensor], asked: str) -> None:
-        a, names = self._again, self._again.names
+        names, written, old = self._again.names, self._again.written, self._again.old
         for i, (t, version) in enumerate(zip(now, self._versions, strict=True)):
-            if not a.old.get(i, True):
+            if not old.get(i, True):
                 raise _refusal(
                     asked, f"forward writes over {names[i]}, which it reads; a step keeps no copy that large"
                 )
-            unchanged = i not in a.changed or i in self._old and i not in a.over
-            if unchanged and self._old.get(i, t)._version != version:
+            if i not in written and t._version != version:
                 raise RuntimeError(
                     "one of the variables needed for gradient computation has been modified by an inplace operation: "
                     f"{names[i]}, of shape {list(t.shape)}, between forward and this backward"

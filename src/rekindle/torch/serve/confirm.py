@@ -79,7 +79,7 @@ def confirm(
                 continue
         taken, plan, check = min(tried, key=lambda t: t[0])
         break
-    above = check.is_above_plain
+    above = exceeds(check.measured_peak_bytes, check.plain_peak_bytes)
     if goal.budget is not None and (above or taken > goal.budget):  # does the plain step keep the budget?
         held = plain_step(model, sample, plan.trace_options, Calls.HELD)
         least = None if held is None else graph.with_resident(held.peak)
@@ -109,11 +109,10 @@ def measured_plain(model: nn.Module, sample: Any, traced: Trace) -> tuple[Measur
     question = {"graph_hash": graph.hash, "resident_bytes": graph.resident_bytes}
     found = ranks.once("the plain step's peak", question, step, lambda made: made and made.peak)
     made, peak = (None, found.answer) if isinstance(found, ranks.Received) else (found, found and found.peak)
-    if made is not None and made.loss.is_cuda:  # the planned step may need the bytes of its gradients
-        made = None
     sizes = plain_activation_bytes(graph), peak or 0
-    near = peak is None or not exceeds(max(sizes), min(sizes), UNLIKE)
-    return None if near else Measured(peak), made
+    near = peak is None or not exceeds(max(sizes), min(sizes), *UNLIKE)
+    on_cpu = made is not None and not made.loss.is_cuda  # on a GPU a planned step may need the bytes of its gradients
+    return None if near else Measured(peak), made if on_cpu else None
 
 
 def plain_step(model: nn.Module, sample: Any, how: TraceOptions, way: Calls = Calls.ONCE) -> Outcome | None:
@@ -125,7 +124,7 @@ def plain_step(model: nn.Module, sample: Any, how: TraceOptions, way: Calls = Ca
 
 def _missed(check: Check, plan: Plan) -> bool:
     """Whether the measured step takes clearly more than the plan predicts."""
-    return exceeds(check.measured_peak_bytes, plan.activation_peak_bytes, MISSED)
+    return exceeds(check.measured_peak_bytes, plan.activation_peak_bytes, *MISSED)
 
 
 def _measured(plan: Plan, check: Check) -> Plan:

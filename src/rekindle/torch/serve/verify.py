@@ -18,17 +18,17 @@ import torch
 from torch import nn
 
 from ...errors import ParityError, PlanMismatch, RekindleError, UsageError
-from ...model.any_plan import ABOVE_PLAIN
 from ...model.plan import Plan
 from ...parts.plan import PartsPlan
 from ...planning.carrying import Replanned
 from ...printed import listed
-from ...saying.sizes import exceeds, format_bytes
+from ...saying.sizes import format_bytes
 from .. import accept
+from ..costs.flops import FlopCount
 from ..measure.as_before import as_before
 from ..measure.comparison import KINDS, Compared, compare, unless_plain_steps_vary, without_others_draws
 from ..measure.first_difference import explained
-from ..measure.measured_step import Calls, LossOf, Outcome, Subject, flops, run
+from ..measure.measured_step import Calls, LossOf, Outcome, Subject, run
 from ..private import fake_mode_of
 from ..rewrite.closeness import NOTHING, Loose, loose
 from ..run.sample import Sample
@@ -93,12 +93,6 @@ class Check:
     def ok(self) -> bool:
         """Whether nothing differs."""
         return not self.differences
-
-    @property
-    def is_above_plain(self) -> bool:
-        """Whether the planned step was measured to take more than the plain one."""
-        plain = self.plain_peak_bytes
-        return plain is not None and exceeds(self.measured_peak_bytes, plain, ABOVE_PLAIN)
 
     @property
     def peak_error(self) -> float:
@@ -241,8 +235,9 @@ class Steps:
     def _extra_flops(self) -> float | None:
         counts = []
         for which in ("planned", "plain"):
-            with self._around(which):
-                counts.append(flops(self.s, self.forwards[which]))
+            with FlopCount() as count:  # in steps of their own: counting gets between the model and its kernels
+                self.run(which)
+            counts.append(count.total)
         return counts[0] / counts[1] - 1 if counts[1] else None
 
     def _around(self, which: str) -> AbstractContextManager[Any]:
