@@ -23,13 +23,14 @@ from .saying.progress import announce, telling
 from .saying.sizes import format_bytes
 from .torch import accept as torch_accept
 from .torch.costs.resident import resident_bytes
+from .torch.measure.measured_step import Outcome
 from .torch.measure.memory import old_objects_aside
 from .torch.measure.probe import probe
 from .torch.measure.trial import for_later_calls
 from .torch.offload.optimizer_state import StateOnHost, bring_back, held_on_host
 from .torch.parts.applied import parts_taken_off
 from .torch.parts.for_all import PartsRequest, parts_for_all
-from .torch.serve.confirm import confirm, plain_bytes
+from .torch.serve.confirm import confirm, measured_plain
 from .torch.serve.planned import NEW_SHAPE, set_aside
 from .torch.situation.module_call import bind
 from .torch.trace import Trace, plain_forward, trace_with
@@ -38,10 +39,6 @@ log = logging.getLogger("rekindle")
 T = TypeVar("T")
 _GOALS = ("budget", "max_overhead", "minimize")
 _SEARCH = tuple(f.name for f in fields(PlanOptions) if f.name != "goal")
-MORE_SHARE = (
-    0.005  # beyond the plain step's measured peak, from which a plan's is said: blocks of allocators differ. A guess
-)
-MORE_BYTES = 2**16  # beside that share; a guess
 FIRST_CALLS_SHARE = 0.25  # of the allowance, for the plan of a first call that another plan follows; a guess
 
 
@@ -174,24 +171,9 @@ class Checkpointing:
                 later = self._for_later_calls(None, self._whole)
             if found.kind == "parts":
                 self._say_parts(found)
-        self._warn_of_more(later or found)
         if found.offer is not None or found.options.missed(found.goal) is not None:
             self._say(found.sentence)
         return found, later
-
-    def _warn_of_more(self, found: Plan | PartsPlan) -> None:
-        """Warn where a step by the plan was measured to take more than the plain one."""
-        if found.kind == "parts":
-            taken, plain = found.measured_bytes, found.baseline_peak_bytes
-        else:
-            check = found.checked
-            taken, plain = (None, None) if check is None else (check.measured_peak_bytes, check.plain_peak_bytes)
-        if taken is not None and plain is not None and taken > (1 + MORE_SHARE) * plain + MORE_BYTES:
-            notices.warn(
-                f"a measured step of {type(self.model).__name__} takes {format_bytes(taken)} by its plan, and "
-                f"{format_bytes(plain)} without one: this plan saves no memory. Take it off with rekindle.restore(model), or "
-                'give a smaller budget or minimize="memory"'
-            )
 
     def _first_call(self) -> tuple[bool, bool]:
         """The answers of `probe`."""
@@ -223,22 +205,24 @@ class Checkpointing:
 
     def _whole(self) -> Plan:
         """The plan of the whole model, as it is now."""
-        traced = self.asked.trace(self.model, self.sample)
+        traced, plain = self.asked.trace(self.model, self.sample), None
         if self.asked.check and self.asked.options.goal.fraction is not None and not traced.fake:
             announce(self.asked.options.progress, "measuring a plain step")
-            traced = replace(traced, plain_bytes=plain_bytes(self.model, self.sample, traced))
+            measured, plain = measured_plain(self.model, self.sample, traced)
+            traced = replace(traced, plain_bytes=measured)
         allowance.of_step(float(traced.graph.weights("seconds").sum()))
         # Where the first call sets attributes that later calls find, a plan for these follows.
         with allowance.part(FIRST_CALLS_SHARE if traced.lowered.captured.settles else 1.0):
-            return or_least(self.asked.options, lambda options: self._confirmed(traced, options))
+            return or_least(self.asked.options, lambda options: self._confirmed(traced, options, plain))
 
-    def _confirmed(self, traced: Trace, options: PlanOptions) -> Plan:
+    def _confirmed(self, traced: Trace, options: PlanOptions, plain: Outcome | None) -> Plan:
         found = self.plan_for(traced, options)
         if self.asked.check and not traced.fake:
             announce(options.progress, "checking the plan by a measured step")
-            again = lambda goal: self.plan_for(traced, replace(options, goal=goal))  # noqa: E731
-            found, checked = confirm(self.model, self.sample, found, again)
-            log.info("%s; measured within %+.2f %%", found.sentence, 100 * checked.peak_error)
+            found = confirm(
+                self.model, self.sample, found, lambda g: self.plan_for(traced, replace(options, goal=g)), plain
+            )
+            log.info("%s; measured within %+.2f %%", found.sentence, 100 * found.checked.peak_error)
         return found
 
     def _say_parts(self, found: PartsPlan) -> None:

@@ -11,20 +11,19 @@ from torch import nn
 
 from ..api import apply, checkpoint
 from ..checkpointing import Asked
-from ..errors import ParityError, PlanMismatch, RekindleError, TraceError
+from ..errors import PlanMismatch, RekindleError, TraceError
 from ..model import options_file
 from ..model.plan import Plan
 from ..parts.files import from_text
 from ..parts.plan import PartsPlan
 from ..saying.progress import telling
-from ..saying.sizes import format_bytes
 from ..torch import accept as torch_accept
 from ..torch.parts.applied import parts_taken_off
 from ..torch.parts.for_all import bound_here
 from ..torch.parts.planning import PartsRequest
 from ..torch.rewrite.rewritten import fitting
 from ..torch.serve.planned import set_aside
-from ..torch.serve.verify import check_step
+from ..torch.serve.verify import check_step, require
 
 OPTIONS = frozenset(inspect.signature(checkpoint).parameters) - {"model", "sample"}
 
@@ -117,19 +116,5 @@ def _whole(saved: Plan, model: nn.Module, sample: Any, asked: Asked) -> Plan:
         raise PlanMismatch("the saved plan is for a model that holds other bytes during the whole step")
     plan = replace(saved, trace=made.with_graph(saved.graph), asked=asked.options)
     if asked.check and not traced.fake:
-        _check(plan, model, sample)
+        require(check_step(model, sample, plan, held=plan.goal.budget is not None), "a step of the saved plan", plan)
     return plan
-
-
-def _check(plan: Plan, model: nn.Module, sample: Any) -> None:
-    budget = plan.goal.budget
-    checked = check_step(model, sample, plan, held=budget is not None)
-    if not checked.ok:
-        raise ParityError(
-            f"the saved plan does not give the plain step's numbers here: {'; '.join(checked.differences)}"
-        )
-    taken = plan.graph.with_resident(checked.held_peak_bytes or 0)
-    if budget is not None and taken > budget:
-        raise PlanMismatch(
-            f"a step of the saved plan takes {format_bytes(taken)} here, above the budget of {format_bytes(budget)}"
-        )

@@ -37,6 +37,7 @@ class Plan(AnyPlan):
     baseline_peak_bytes : peak_bytes of the step that recomputes nothing.
     baseline_measured : `baseline_peak_bytes` is what eager's plain step was measured to take, where that is another than the
         judge says: eager holds tensors in variables, and makes some that nobody reads.
+    stays_plain : a measured step took more than the plain step, so that calls of this kind run plain.
     seconds : modelled time of one planned step.
     overhead : extra cost / baseline cost, in the unit `cost`.
     flops_overhead : extra FLOPs / baseline FLOPs.
@@ -95,6 +96,7 @@ class Plan(AnyPlan):
     host_bytes: int = 0
     moved_bytes: int = 0
     baseline_measured: bool = False
+    stays_plain: bool = False
 
     FIGURES = (
         "peak_bytes", "activation_peak_bytes", "baseline_peak_bytes", "arena_bytes", "sum_bytes",
@@ -197,7 +199,7 @@ class Plan(AnyPlan):
     def _own_figures(self) -> dict[str, Any]:
         missed = self.options.missed(self.goal)
         more = {"goal": self.goal.to_json()} | ({} if missed is None else {"missed": missed.to_json()})
-        measured = {"baseline_measured": True} if self.baseline_measured else {}
+        measured = {k: True for k in ("baseline_measured", "stays_plain") if getattr(self, k)}
         return {k: getattr(self, k) for k in self.FIGURES} | more | measured
 
     def to_json(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from ..model.resident import HoldsResident
 from ..model.verdict import offer_words, takes_words
 from ..printed import name
 from ..saying.shares import COST_WORDS, percent
-from ..saying.sizes import format_bytes, of_bytes
+from ..saying.sizes import exceeds, format_bytes, of_bytes
 from ..version import __version__
 
 if TYPE_CHECKING:
@@ -170,14 +170,19 @@ class PartsPlan(AnyPlan, HoldsResident):
         return self.beside_resident(self.peak_bytes)
 
     @property
+    def stays_plain(self) -> bool:
+        """Whether a measured step took more than the plain step, so that all parts run plain."""
+        return self.captured.compile is None and exceeds(self.measured_bytes or 0, self.baseline_peak_bytes)
+
+    @property
     def in_vain(self) -> str:
         """The words for a plan whose step takes no less than the plain one, as it was measured; "" of any other."""
-        taken = self.measured_bytes or self.peak_bytes
-        if self.baseline_peak_bytes is None or taken < self.baseline_peak_bytes:
+        taken, plain = self.measured_bytes or self.peak_bytes, self.baseline_peak_bytes
+        if plain is None or taken < plain:
             return ""
         return (
-            f"saves nothing: the plain step takes {format_bytes(self.baseline_peak_bytes)} too, since at its peak it holds "
-            "little that these parts could save"
+            f"saves nothing: the plain step takes {format_bytes(plain)} too, since at its peak it holds little that these "
+            "parts could save" + "; all runs plain" * self.stays_plain
         )
 
     @property

@@ -79,7 +79,7 @@ def plan_from_json(doc: Any, where: str, graph: Graph) -> Plan:
         r.number("solve_seconds"), {k: str(v) for k, v in r.table("created_with").items()},
         asked=asked, captured=captured, least_overhead=r.number("least_overhead", 0.0),
         rewriting=rewriting, host_bytes=r.whole("host_bytes", 0), moved_bytes=r.whole("moved_bytes", 0),
-        baseline_measured=r.doc.get("baseline_measured") is True,
+        baseline_measured=r.doc.get("baseline_measured") is True, stays_plain=r.doc.get("stays_plain") is True,
     )  # fmt: skip
     own = in_own_terms(plan)
     wrong = _wrong_in_itself(own) or _not_as_judged(own)

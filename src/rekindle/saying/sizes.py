@@ -44,3 +44,9 @@ def format_bytes(n: float) -> str:
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
         n /= 1024
     return f"{n:.1f} TiB"
+
+
+def exceeds(one: int, other: int | None, share: float = 0.001, least: int = 2**16) -> bool:
+    """Whether one measured peak exceeds another one, if that is known, by more than a share of it and by more than so many
+    bytes. By default it is more than blocks of allocators differ by; a guess."""
+    return other is not None and one - other > max(share * other, least)

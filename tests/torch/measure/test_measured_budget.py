@@ -15,8 +15,10 @@ from checked_models import Body, planned
 from marks import sweep
 from rekindle import InfeasibleBudget, bounds
 from rekindle.saying.sizes import format_bytes
+from rekindle.torch.measure.measured_step import Calls
 from rekindle.torch.serve import verify
-from rekindle.torch.serve.verify import Check, check_step
+from rekindle.torch.serve.confirm import plain_step
+from rekindle.torch.serve.verify import Check, as_check, check_step
 
 
 def test_the_peak_with_results_held_is_measured_on_request() -> None:
@@ -33,10 +35,9 @@ def test_the_peak_with_results_held_is_measured_on_request() -> None:
 
 def with_peaks(monkeypatch: pytest.MonkeyPatch, beyond: list[int]) -> None:
     """Let the measured steps take so much more than they do: a kernel's workspace that was not known, say."""
-    real = verify.as_check
 
     def more(*args: Any, **kwargs: Any) -> Check:
-        check = real(*args, **kwargs)
+        check = as_check(*args, **kwargs)
         return replace(check, held_peak_bytes=check.held_peak_bytes + beyond.pop(0))  # type: ignore[operator]
 
     monkeypatch.setattr(verify, "as_check", more)
@@ -53,17 +54,17 @@ def with_activation_peaks(monkeypatch: pytest.MonkeyPatch, beyond: list[int]) ->
     monkeypatch.setattr(verify, "as_check", more)
 
 
-GOALS: list[dict[str, Any]] = [{"budget": 0.6}, {"budget": "1GiB"}, {"max_overhead": 0.3}, {"minimize": "memory"}]
+GOALS: list[dict[str, Any]] = [{"budget": 0.6}, {"budget": "6MiB"}, {"max_overhead": 0.3}, {"minimize": "memory"}]
 
 
 @pytest.mark.parametrize("goal", GOALS, ids=str)
 def test_a_peak_beyond_the_prediction_is_said_for_every_goal(
     monkeypatch: pytest.MonkeyPatch, goal: dict[str, Any]
 ) -> None:
-    model, x = deep()
+    model, x = deep()[0], torch.rand(8192, 32)
     with_activation_peaks(monkeypatch, [2**21])
     with pytest.warns(
-        rekindle.RekindleWarning, match=r"takes 2\..* MiB of activations, and its plan predicts .* KiB \(\+"
+        rekindle.RekindleWarning, match=r"takes .* MiB of activations, and its plan predicts .* MiB \(\+"
     ):
         rekindle.checkpoint(model, x, solver="storages", **goal)
     assert model.forward.plan.goal == rekindle.ask.Goal.parse(**goal)  # type: ignore[attr-defined, union-attr]
@@ -125,6 +126,21 @@ def test_a_budget_that_no_measured_step_keeps_names_what_was_measured(monkeypatc
     assert f"no schedule exists below {format_bytes(e.value.bound_bytes)}" in str(e.value)
     assert f"Choose a smaller batch, budget={e.value.smallest_peak} or more" in str(e.value)
     assert "forward" not in model.__dict__
+
+
+def test_the_plain_step_runs_where_it_alone_keeps_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = deep()
+    traced = rekindle.trace(model, x)
+    plain = plain_step(model, x, traced.options, Calls.HELD)
+    assert plain is not None
+    budget = traced.graph.with_resident(plain.peak)
+    with_peaks(monkeypatch, [50_000, 100_000, 150_000])
+    with pytest.warns(rekindle.RekindleWarning, match="without one: such calls run plain"):
+        rekindle.checkpoint(model, x, budget, solver="storages")
+    assert model.forward.plan.stays_plain  # type: ignore[attr-defined, union-attr]
+    with_peaks(monkeypatch, [400_000] * 3)
+    with pytest.raises(InfeasibleBudget, match="are held, the plain step takes .*, and no plan that takes less"):
+        rekindle.checkpoint(model, x, budget - 4096, solver="storages")
 
 
 @sweep

@@ -1,8 +1,8 @@
-"""A fraction is one of what a plain step was measured to take, which the graph need not say."""
+"""Plans beside a measured plain step: a fraction is one of what it takes, and it runs where its plan takes more."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import copy
 from pathlib import Path
 
 import pytest
@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import rekindle
-from rekindle.torch.serve import confirm as confirming
-from rekindle.torch.serve.verify import Check
+from rekindle.torch.measure.measured_step import Calls, Outcome
+from rekindle.torch.serve.verify import Steps
 
 
 class Holds(nn.Module):
@@ -47,14 +47,55 @@ def test_a_fraction_is_one_of_the_measured_plain_step(tmp_path: Path) -> None:
     assert (again.baseline_peak_bytes, again.baseline_measured) == (plan.baseline_peak_bytes, True)
 
 
-def test_a_plan_whose_step_takes_more_than_the_plain_one_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8)), torch.rand(2048, 64)
-    real = confirming.check_step
+class Averages(nn.Module):
+    """Keeps an average of its weights, of which a planned call holds the content from before: second derivatives need it."""
 
-    def more(*args: object, **kwargs: object) -> Check:
-        check = real(*args, **kwargs)  # type: ignore[arg-type]
-        return replace(check, plain_peak_bytes=check.measured_peak_bytes // 2)
+    def __init__(self) -> None:
+        super().__init__()
+        layers = (nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(80, 80), nn.GELU()))) for _ in range(2))
+        self.net, self.average = layers
+        self.average.requires_grad_(False)
 
-    monkeypatch.setattr(confirming, "check_step", more)
-    with pytest.warns(rekindle.RekindleWarning, match="by its plan, and .* without one: this plan saves no memory"):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            torch._foreach_lerp_(list(self.average.parameters()), [p.detach() for p in self.net.parameters()], 0.01)
+            target = self.average(x)
+        return nn.functional.mse_loss(self.net(x), target)
+
+
+def test_calls_run_plain_whose_plan_takes_more_than_the_plain_step(tmp_path: Path) -> None:
+    model, x = Averages(), torch.rand(512, 80)
+    with pytest.warns(rekindle.RekindleWarning, match="by its plan, and .* without one: such calls run plain"):
         rekindle.checkpoint(model, x, max_overhead=0.0, progress=False)
+    plan = model.forward.plan  # type: ignore[attr-defined, union-attr]
+    assert plan.checked.measured_peak_bytes > plan.checked.plain_peak_bytes
+    plan.save(tmp_path / "plan.json")
+    for planned in (model, rekindle.apply(Averages(), rekindle.load(tmp_path / "plan.json")), copy.deepcopy(model)):
+        planned(x).backward()
+        status = rekindle.status(planned)
+        assert (status.calls, [(r.calls, "no more memory without" in r.why) for r in status.plain]) == (0, [(1, True)])
+        check = rekindle.verify(planned, x)
+        assert check.ok
+        assert check.measured_peak_bytes == check.plain_peak_bytes
+    model(x[:100]).backward()
+    assert rekindle.status(model).calls == 1  # of another size, which has a plan of its own
+
+
+def test_copies_for_second_derivatives_are_predicted() -> None:
+    model, x = Averages(), torch.rand(512, 80)
+    rekindle.checkpoint(model, x, 0.8, progress=False)
+    check = rekindle.verify(model, x)
+    assert check.measured_peak_bytes == pytest.approx(check.predicted_peak_bytes, abs=64)
+
+
+def test_a_checked_fraction_runs_one_plain_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    real = Steps.run
+
+    def noted(self: Steps, which: str, way: Calls = Calls.ONCE) -> Outcome:
+        ran.append(which)
+        return real(self, which, way)
+
+    monkeypatch.setattr(Steps, "run", noted)
+    rekindle.checkpoint(Holds(), torch.rand(512, 64), 0.7, progress=False)
+    assert ran == ["plain", "planned"]

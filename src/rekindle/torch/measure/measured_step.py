@@ -14,14 +14,13 @@ from torch import nn
 
 from ...errors import RekindleError
 from ..capture.left_out import as_if_left_out
-from ..costs.flops import FlopCount
 from ..run.own_forward import autocast_of_backward, forward_instead
 from ..run.sample import Sample
 from ..tensors import tree
 from ..tensors.loss import default_loss
 from ..tensors.sharded import local, sharded_again
 from .as_before import as_before, same
-from .memory import Levels, allocator_peak, storage_peak
+from .memory import Levels
 
 LossOf = Callable[[Any], torch.Tensor]
 
@@ -91,6 +90,12 @@ class Subject:
             return self.loss(read), held
         return default_loss(read, (args, kwargs), [*tensors, *tree.tensors_in(result)]), held
 
+    def levels(self) -> Levels:
+        """Measures one step of it."""
+        held = [*self.model.parameters(), *self.model.buffers()]
+        held += [p.grad for p in self.model.parameters() if p.grad is not None]
+        return Levels(self.device, None if self.fake is None else held)
+
     def consumed(self) -> Subject:
         """The same, for a step that uses up each gradient as it comes, and so returns none."""
         return replace(self, gradients="consumed")
@@ -138,13 +143,7 @@ def run(
             p.grad = torch.zeros_like(p) if p.requires_grad and s.gradients == "kept" else None
         before = _rng(s)
         with sharded_again(s.model):
-            if levels is not None:
-                peak = levels.measure(step)
-            elif s.fake is not None:
-                grads = [p.grad for p in s.model.parameters() if p.grad is not None]
-                peak = storage_peak(step, [*s.model.parameters(), *s.model.buffers(), *grads]).peak_bytes
-            else:
-                peak = allocator_peak(step, s.device).peak_bytes
+            peak = (levels or s.levels()).measure(step)
         rng = _rng(s)
         gradients = {k: None if p.grad is None else local(p.grad) for k, p in s.model.named_parameters()}
         written = kept.written(s.model)
@@ -158,18 +157,6 @@ def run(
                     written[name] = t.detach()
         drew = not all(map(same, before, rng))
         return Outcome(left[0], gradients, written, rng, drew, peak, took[0], tuple(of_inputs))
-
-
-def flops(s: Subject, forward: Callable[..., Any]) -> int:
-    """FLOPs of one step. The steps that are compared are not counted, since counting gets between the model and its kernels."""
-    args, kwargs, _ = s.sample.fresh()
-    with (
-        as_before(s.model, s.sample.objects, fake=s.fake is not None),
-        forward_instead(s.model, forward),
-        FlopCount() as count,
-    ):
-        _backward(s.called(args, kwargs)[0], autocast_of_backward(s.model))
-    return count.total
 
 
 def used_up(parameters: Iterable[torch.Tensor]) -> contextlib.AbstractContextManager[None]:

@@ -150,7 +150,9 @@ class Levels:
             self._note(name)
 
     def measure(self, step: Callable[[], Any]) -> int:
-        """Run the step; gives its peak in bytes above the level at its begin."""
+        """Run the step; gives its peak in bytes above the level at its begin. Raises as `allocator_peak`."""
+        if (kind := self._device.type) not in ("cpu", "cuda") and self._known is None:
+            raise UsageError(f"the allocator of device {kind!r} cannot be read; measure on cpu or cuda")
         gc.collect()
         try:
             if self._known is not None:
@@ -222,10 +224,7 @@ def allocator_peak(step: Callable[[], Any], device: str | torch.device = "cpu") 
     ------
     UsageError : the device has no allocator that can be read, or another profiler is running in this thread.
     """
-    device = torch.device(device)
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"the allocator of device {str(device)!r} cannot be read; measure on cpu or cuda")
-    levels = Levels(device)
+    levels = Levels(torch.device(device))
     peak_bytes = levels.measure(step)
     return Peak(peak_bytes, levels.found[-1].level)
 

@@ -82,10 +82,12 @@ class PartsForward(InPlaceOfForward):
             return self.plain(*args, **kwargs)
         if self.waits is not None and not LOCK.mine and model.training == self._training:
             return self._first(model, args, kwargs)
-        if model.training == self._training:
-            self.tally.ran += 1
-        else:
+        if model.training != self._training:
             self.tally.idle += 1
+        elif self.plan.stays_plain:
+            self.tally.add_plain(f"{type(model).__name__}: {self.plan.in_vain}")
+        else:
+            self.tally.ran += 1
         if self._counts_on and any(p.grad is not None for p in model.parameters()) and not LOCK.mine:
             notices.warn(left_over(model, self._counts_on, gradient_bytes(model)))
             self._counts_on = ""
@@ -106,7 +108,9 @@ class PartsForward(InPlaceOfForward):
             return self.forward(*args, **kwargs)
 
     def put_on(self, model: nn.Module, on_new_shape: str, check: bool) -> None:
-        """Put the plans of the parts on the submodules. Raises as `apply_parts`."""
+        """Put the plans of the parts on the submodules, unless these run plain. Raises as `apply_parts`."""
+        if self.plan.stays_plain:
+            return
         with without_caches(model, self.plan.keeps_caches):  # as in a step, for which the plans are
             forwards = _forwards(model, self.plan, on_new_shape, check)
         self.copies_of = copies_of(self.plan, model)

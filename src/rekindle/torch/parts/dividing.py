@@ -172,7 +172,7 @@ class Dividing(HoldsResident):
             return
         announce(self.options.progress, "running a plain step")
         with contextlib.suppress(torch.OutOfMemoryError):
-            self.theirs = self._run("plain", self._levels())
+            self.theirs = self._run("plain", self.s.levels())
             if self._uses_up:  # the step that was measured has no gradients to compare with
                 self.theirs = replace(self._run("plain"), peak=self.theirs.peak)
         self.eager = self.theirs
@@ -199,7 +199,7 @@ class Dividing(HoldsResident):
         ParityError : it does not give the plain step's numbers.
         TraceError : it fails, as where forward itself takes gradients of gradients.
         """
-        levels = self._levels()
+        levels = self.s.levels()
         watched = Watched(levels)
         with (
             without_caches(self.model, self.choices.keeps_caches),
@@ -260,13 +260,6 @@ class Dividing(HoldsResident):
         if self.choices.compile is None:
             cause = explained(class_name(self.model), lambda: self._run("plain"), planned)
         return words.differs(differences, cause, self.request.error)
-
-    def _levels(self) -> Levels:
-        known = None
-        if self.s.fake is not None:
-            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-            known = [*self.model.parameters(), *self.model.buffers(), *gradients]
-        return Levels(self.s.device, known)
 
     # -- the division ------------------------------------------------------------------------------------------------
     def _divide(self, before: Between, step: Step) -> _Answer:

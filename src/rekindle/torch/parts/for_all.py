@@ -7,18 +7,17 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...errors import ParityError, PlanMismatch, RekindleError, UsageError
+from ...errors import PlanMismatch, RekindleError, UsageError
 from ...model.plan import Plan
 from ...parts.files import parts_plan_from_json
 from ...parts.plan import Part, PartsPlan
 from ...saying.notices import warn
 from ...saying.progress import announce
-from ...saying.sizes import format_bytes
 from .. import accept
 from ..measure.as_before import as_before
 from ..measure.caches import matter, without_caches
 from ..measure.measured_step import Calls, run
-from ..serve.verify import subject
+from ..serve.verify import require, subject
 from ..tensors import ranks
 from ..tensors.precision import deterministic
 from ..tensors.sharded import any_fully_sharded, class_name
@@ -106,7 +105,7 @@ def bound_here(request: PartsRequest, plan: PartsPlan) -> PartsPlan:
     bound = _with_traces(plan, request, found)
     if request.check and s.fake is None:
         announce(request.options.progress, "checking the plans of another process by a measured step")
-        _check(request, bound)
+        require(verify(request.model, request.sample, bound), "the step with planned parts", bound)
     return bound
 
 
@@ -155,16 +154,3 @@ def _with_trace(plan: Plan, path: str, units: Sequence[Unit]) -> Plan:
         if u.trace is not None and u.trace.graph.hash == plan.graph_hash:
             return replace(plan, trace=u.trace.with_graph(plan.graph))
     raise PlanMismatch(f"{path!r} has another graph here")
-
-
-def _check(request: PartsRequest, plan: PartsPlan) -> None:
-    checked = verify(request.model, request.sample, plan)
-    if not checked.ok:
-        raise ParityError(
-            f"the step with planned parts does not give the plain step's numbers: {'; '.join(checked.differences)}. "
-            f"{checked.cause}"
-        )
-    taken = plan.with_resident(checked.held_peak_bytes or 0)
-    budget = plan.goal.budget
-    if budget is not None and taken > budget:
-        raise PlanMismatch(f"a step takes {format_bytes(taken)} here, and the budget is {format_bytes(budget)}")

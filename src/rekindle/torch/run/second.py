@@ -24,9 +24,8 @@ from ..capture.captured import fake_result
 from ..capture.eager_kernels import InTheirPlace
 from ..capture.inner_results import edges_behind
 from ..capture.left_out import taken_apart
-from ..lowering.phases import is_read, phases
+from ..lowering.phases import changed, phases
 from ..operators import rules
-from ..operators.node_tensors import storage_bytes
 from ..private import backward_keeps_graph, backward_number, in_func_transform, pytree, stand_for_many, will_run
 from ..situation.guards import Guards
 from ..situation.module_call import ModuleCall
@@ -41,8 +40,6 @@ from ..undo.restorable import PutBack
 from ..undo.side_effects import SideEffects
 from .sample import leaf_of, trained_as
 
-# Of tensors that forward reads and writes (a spectral norm's vectors), to keep old values of. A guess.
-OLD_MOST_BYTES = 2**20
 CREATE_GRAPH = "a backward with create_graph=True"
 OTHER_AUTOCAST = "a backward under another autocast than its plan was made for"
 LATE = "a backward whose code reads {}, which was set after forward,"
@@ -73,12 +70,9 @@ class PlainAgain:
         self.names = [names.get(p, "a tensor of no module") for p in given]
         self.arguments = {i: c.inputs[p] for i, p in enumerate(given) if p in c.inputs}
         self.trained = [i for i, p in enumerate(given) if p in c.gradients]
-        written = {*c.mutations, *(p for w in c.writing.values() for p in w.placeholders)}
-        written |= {p for p, name in c.buffers.items() if name in c.assigned}
+        written = changed(c)
         self.written = [i for i, p in enumerate(given) if p in written]
-        read_too = [given[i] for i in self.written if is_read(given[i], {*c.outputs, *c.gradients.values()})]
-        small = sum(storage_bytes(p.meta["val"]) for p in read_too) <= OLD_MOST_BYTES
-        self.old = {i: small for i in self.written if given[i] in read_too}  # whether a copy of the old value is kept
+        self.old = {i: kept for i in self.written if (kept := written[given[i]]) is not None}
         draws = not traced.fake and any(rules.draws_random(n.target) for n in c.nodes)
         cuda = [f"cuda:{i}" for i in rng.cuda_indices(p.meta["val"] for p in given)]
         self.generators = ["cpu", *cuda] if draws else []
@@ -106,7 +100,7 @@ class Second:
         self._form, self._numbers = call.form, read(places, call.spec, model) or {} if places else {}
         self._tensors = [weakref.ref(t) for t in call.tensors]  # weak, since the plan may let go of them after forward
         self._versions = [t._version for t in inputs]
-        self._old = {i: inputs[i].detach().clone() for i, small in again.old.items() if small}
+        self._old = {i: inputs[i].detach().clone() for i, kept in again.old.items() if kept}
         self._random = {d: rng.state(d) for d in again.generators}
         self._leaves: dict[int, torch.Tensor] = {}  # input of the program -> the leaf that stands for it
         self._results: list[torch.Tensor] = []

@@ -193,6 +193,9 @@ class PlannedForward(SwitchedForward):
             else:
                 self.tally.idle += 1
             return None
+        if bound.plan.stays_plain:
+            self.tally.add_plain(f"{name} takes no more memory without its plan, as was measured", "stays plain")
+            return None
         if bound.runner.rounds and any(b.runner.waiting for b in self.bounds):
             replanner.warned.warn(
                 f"{name} was called again before the backward of an earlier call. Where one backward goes "

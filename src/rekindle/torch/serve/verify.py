@@ -17,17 +17,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...errors import PlanMismatch, RekindleError, UsageError
+from ...errors import ParityError, PlanMismatch, RekindleError, UsageError
 from ...model.plan import Plan
 from ...parts.plan import PartsPlan
 from ...planning.carrying import Replanned
 from ...printed import listed
 from ...saying.sizes import format_bytes
 from .. import accept
+from ..costs.flops import FlopCount
 from ..measure.as_before import as_before
 from ..measure.comparison import KINDS, Compared, compare, unless_plain_steps_vary, without_others_draws
 from ..measure.first_difference import explained
-from ..measure.measured_step import Calls, LossOf, Outcome, Subject, flops, run
+from ..measure.measured_step import Calls, LossOf, Outcome, Subject, run
 from ..private import fake_mode_of
 from ..rewrite.closeness import NOTHING, Loose, loose
 from ..run.sample import Sample
@@ -141,10 +142,12 @@ def check_step(
     loss: LossOf | None = None,
     count_flops: bool = False,
     held: bool = False,
+    plain: Outcome | None = None,
 ) -> Check:
     """`rekindle.verify` of the plan of a whole step; None: the plan that the module has.
 
-    held : run and measure one more planned step, in which the caller holds the results to the end. Raises as `rekindle.verify`.
+    held : run and measure one more planned step, in which the caller holds the results to the end. plain : of the plain step
+    from the same state, which is run if it is None. Raises as `rekindle.verify`.
     """
     planned = own = planned_forward(model)
     if plan is not None:
@@ -165,7 +168,7 @@ def check_step(
     ):
         if _waits_with_slices(planned):
             steps.run("planned")  # proves the slices, on tensors of its own, which would be measured with the step
-        ours, theirs = steps.run("planned"), steps.plain_if_it_fits()
+        ours, theirs = steps.run("planned"), plain or steps.plain_if_it_fits()
         # the plan of the step that was measured: a second call may bind another
         used = (planned if planned.last is None else planned.last).plan
         may = NOTHING if planned.last is None else loose(planned.last.trace.lowered.captured)
@@ -199,10 +202,10 @@ class Steps:
         with self._around(which):
             return run(self.s, self.forwards[which], which, way)
 
-    def plain_if_it_fits(self) -> Outcome | None:
+    def plain_if_it_fits(self, way: Calls = Calls.ONCE) -> Outcome | None:
         """The plain step; None: it does not fit the device, which may be why the model has a plan."""
         with contextlib.suppress(torch.OutOfMemoryError):
-            return self.run("plain")
+            return self.run("plain", way)
         return None
 
     def checked(
@@ -231,8 +234,9 @@ class Steps:
     def _extra_flops(self) -> float | None:
         counts = []
         for which in ("planned", "plain"):
-            with self._around(which):
-                counts.append(flops(self.s, self.forwards[which]))
+            with FlopCount() as count:  # in steps of their own: counting gets between the model and its kernels
+                self.run(which)
+            counts.append(count.total)
         return counts[0] / counts[1] - 1 if counts[1] else None
 
     def _around(self, which: str) -> AbstractContextManager[Any]:
@@ -259,6 +263,25 @@ def as_check(
         close=found.close,
         varying=found.varying,
     )  # fmt: skip
+
+
+def require(check: Check, which: str, plan: Plan | PartsPlan | None = None) -> None:
+    """Check that a step kept its promises. which : it in words. plan : whose budget in bytes it keeps, results held.
+
+    Raises
+    ------
+    ParityError : it gives other numbers than the plain step. PlanMismatch : it takes more than the budget.
+    """
+    if not check.ok:
+        raise ParityError(
+            f"{which} does not give the plain step's numbers: {'; '.join(check.differences)}. {check.cause}. "
+            "The model is as it was; check=False trains without the comparison"
+        )
+    budget = None if plan is None else plan.goal.budget
+    if plan is not None and budget is not None:
+        taken = plan.peak_bytes - plan.activation_peak_bytes + (check.held_peak_bytes or 0)
+        if taken > budget:
+            raise PlanMismatch(f"{which} takes {format_bytes(taken)} here, and the budget is {format_bytes(budget)}")
 
 
 def _waits_with_slices(planned: PlannedForward) -> bool:
