@@ -35,6 +35,7 @@ from ..tensors.objects import (
     same_content,
     same_entry,
     slots_of,
+    values_of,
 )
 
 # How much is copied; guesses.
@@ -311,12 +312,10 @@ def is_iterator(x: Any) -> bool:
 
 def _in_attributes(model: nn.Module) -> Iterable[Restorable]:
     for m in model.modules():
-        table = vars(m)
-        for x in [table, *table.values()]:
-            if type(x) in (dict, list) and any(map(is_iterator, x.values() if type(x) is dict else x)):
-                made = restorable(x)
-                if made is not None:
-                    yield made
+        for x in [vars(m), *vars(m).values()]:
+            held = isinstance(x, dict | list) and any(map(is_iterator, values_of(x)))
+            if held and (made := restorable(x)) is not None:
+                yield made
 
 
 def _replaced(content: Any, f: Callable[[Any, str], Any]) -> Any:
