@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..torch.costs.flops import FlopCount
-from ..torch.costs.operator_calls import ModelledTime
+from ..torch.costs.operator_calls import FlopCount, ModelledTime
 from ..torch.tensors.op_tensors import Instrument, Together
 from .comparators import Within
 from .methods import TARGET

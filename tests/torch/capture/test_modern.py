@@ -12,7 +12,7 @@ import rekindle
 import rekindle.zoo as zoo
 from libraries import needs_torchvision
 from marks import few, sweep
-from rekindle.torch.costs.flops import FlopCount
+from rekindle.torch.costs.operator_calls import FlopCount
 from rekindle.zoo import deep, lstm_steps, moe
 from rekindle.zoo.mamba import scan
 

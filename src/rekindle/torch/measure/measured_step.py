@@ -14,7 +14,7 @@ from torch import nn
 
 from ...errors import RekindleError
 from ..capture.left_out import as_if_left_out
-from ..costs.flops import FlopCount
+from ..costs.operator_calls import FlopCount
 from ..run.own_forward import autocast_of_backward, forward_instead
 from ..run.sample import Sample
 from ..tensors import tree

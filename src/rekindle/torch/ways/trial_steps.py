@@ -16,7 +16,7 @@ from ...parts.plan import SaveRule
 from ...parts.ways import Figures, Way, best
 from ..compiled.saved_results import Prices
 from ..compiled.stage import Stage
-from ..costs.flops import FlopCount
+from ..costs.operator_calls import FlopCount
 from ..measure.as_before import as_before
 from ..measure.memory import Levels
 from ..offload.part_copies import SavedSizes, storages_of
