@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from rekindle.torch.costs.optimizer_trial import names, optimizers_by_name
+from rekindle.torch.costs.resident import names, optimizers_by_name
 from rekindle.torch.offload.optimizer_state import StateOnHost, held_on_host
 
 Trained = tuple[nn.Module, Optimizer]

@@ -23,8 +23,7 @@ from rekindle import api
 from rekindle.bench.methods import NotApplicable
 from rekindle.bench.suites import SUITES
 from rekindle.torch.compiled.cuts import find_blocks
-from rekindle.torch.costs.flops import FlopCount
-from rekindle.torch.costs.operator_calls import ModelledTime
+from rekindle.torch.costs.operator_calls import FlopCount, ModelledTime
 from rekindle.torch.measure.memory import allocator_peak, storage_peak
 from rekindle.torch.trace import trace
 

@@ -26,7 +26,7 @@ from rekindle.bench.cases import Case, difference
 from rekindle.bench.methods import REGISTERED, NotApplicable
 from rekindle.bench.suites import Model, real_case
 from rekindle.model.rewriting import Plain, Rewrite, Rewriting
-from rekindle.torch.costs.flops import FlopCount
+from rekindle.torch.costs.operator_calls import FlopCount
 from rekindle.torch.measure.memory import allocator_peak, storage_peak
 from rekindle.torch.tensors.loss import default_loss
 

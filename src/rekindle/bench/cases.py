@@ -13,8 +13,7 @@ import torch
 from torch import fx, nn
 
 from ..model.graph import OPERATOR
-from ..torch.costs.flops import FlopCount
-from ..torch.costs.operator_calls import ModelledTime
+from ..torch.costs.operator_calls import FlopCount, ModelledTime
 from ..torch.lowering.lowered import Lowered
 from ..torch.tensors.op_tensors import Instrument, Together
 from .methods import TARGET, Within

@@ -210,7 +210,7 @@ def optimizer(given: Any) -> None:
     ------
     UsageError : the argument is something else.
     """
-    from .costs.optimizers import check
+    from .costs.resident import check
 
     if given is not None:
         check(given)

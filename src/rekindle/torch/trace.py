@@ -30,9 +30,7 @@ from .costs import devices
 from .costs.cache import environment
 from .costs.made_up import learn_sizes
 from .costs.node_costs import Costs, costs_for_all, known_workspaces, modelled_costs, node_costs, with_costs
-from .costs.optimizer_trial import names
-from .costs.optimizers import counted
-from .costs.resident import gradient_bytes, resident_beside
+from .costs.resident import counted, gradient_bytes, names, resident_beside
 from .lowering.duplicates import merge_duplicates
 from .lowering.lowered import Lowered
 from .lowering.normalise import lower

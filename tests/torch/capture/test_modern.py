@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import rekindle
 from libraries import needs_torchvision
 from marks import few, sweep
-from rekindle.torch.costs.flops import FlopCount
+from rekindle.torch.costs.operator_calls import FlopCount
 
 IMAGES = more_models.FILES["images"]  # tested in a file of their own
 LIBRARIES = {name for file in ("deep", "language", "images") for name in more_models.FILES[file]}

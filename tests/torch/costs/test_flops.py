@@ -6,7 +6,7 @@ from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from rekindle.torch.costs.flops import FlopCount, op_flops
+from rekindle.torch.costs.operator_calls import FlopCount, op_flops
 
 aten = torch.ops.aten
 

@@ -13,8 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import rekindle
 from rekindle import UsageError
-from rekindle.torch.costs.optimizer_trial import names
-from rekindle.torch.costs.optimizers import counted, state_bytes
+from rekindle.torch.costs.resident import counted, names, state_bytes
 
 OPTIM: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "adafactor": (torch.optim.Adafactor, {}),

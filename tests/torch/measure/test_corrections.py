@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from rekindle.torch.capture import eager_kernels
-from rekindle.torch.costs import flops
+from rekindle.torch.costs import operator_calls as flops
 from rekindle.torch.operators import eager_strides, rules
 from test_strides import laid_out
 

@@ -12,8 +12,7 @@ from torch.autograd.profiler import record_function
 from rekindle.errors import UsageError
 from rekindle.torch.costs import allocations
 from rekindle.torch.costs.allocations import cpu_allocations
-from rekindle.torch.costs.flops import FlopCount
-from rekindle.torch.costs.operator_calls import ModelledTime
+from rekindle.torch.costs.operator_calls import FlopCount, ModelledTime
 from rekindle.torch.measure.memory import Peak, allocator_peak, storage_peak
 
 KIB = 1024

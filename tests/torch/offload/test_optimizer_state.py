@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import rekindle
 from copy_engines import Late, LateEngine, ShuffledEngine, SlowEngine
 from held_state import MAKE, OWN, Counts, gradients, hold, net, on_device, pair, same
-from rekindle.torch.costs.optimizers import state_bytes
+from rekindle.torch.costs.resident import state_bytes
 from rekindle.torch.offload import away, optimizer_state
 from rekindle.torch.offload.optimizer_state import bring_back
 from rekindle.torch.offload.state_part import Part

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 import rekindle
 from held_state import Counts, hold, net, same
 from rekindle import InfeasibleBudget, RekindleError, TraceError, UsageError
-from rekindle.torch.costs.optimizers import state_bytes
+from rekindle.torch.costs.resident import state_bytes
 from rekindle.torch.offload import away
 from rekindle.torch.offload.optimizer_state import bring_back
 

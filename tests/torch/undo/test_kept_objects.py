@@ -8,6 +8,7 @@ import ctypes
 import io
 import itertools
 import warnings
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -144,6 +145,26 @@ def test_items_of_an_iterator_are_refused_by_their_line(kind: str) -> None:
             verb(model)
         assert model.held["x"] is x
     assert next(x) == next(twin)
+
+
+class Rows(list[Any]):
+    """A list of another class."""
+
+
+CONTAINERS = {
+    "deque": deque, "list": Rows, "ordered": lambda row: OrderedDict(enumerate(row)),
+    "default": lambda row: defaultdict(int, enumerate(row)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_iterators_in_containers_of_every_kind_are_refused(kind: str) -> None:
+    model = Model(lambda m, h: next(m.rows[0]))
+    x = model.rows = CONTAINERS[kind]([iter([1, 2, 3])])
+    with pytest.raises(rekindle.TraceError, match=r"items of an iterator"):
+        rekindle.trace(model, X)
+    assert model.rows is x
+    assert next(x[0]) == 1
 
 
 def test_an_iterator_that_forward_leaves_alone_is_no_obstacle() -> None:

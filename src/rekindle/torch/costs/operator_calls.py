@@ -1,5 +1,9 @@
-"""One operator call in a captured graph: its bytes, its FLOPs, its roofline, and a key that equal calls share; and an
-instrument that estimates the seconds of a step on a named device, by the roofline of every operator that runs.
+"""One operator call: its bytes, its FLOPs, its roofline, and a key that equal calls in captured graphs share; and instruments
+that count the FLOPs of a step, or estimate its seconds on a named device.
+
+FLOPs are counted by one function for captured graphs, executed programs and eager steps. A multiply-add counts two, and only
+matrix products, convolutions and attention count, as in `torch.utils.flop_counter`. Torch's formulas are used wherever they are
+right; records have the others.
 """
 
 from __future__ import annotations
@@ -16,14 +20,54 @@ from typing import Any
 import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
+from torch.utils.flop_counter import flop_registry
 
 from ..operators.memory_order import elements_spanned
 from ..operators.rules import UNWRITTEN
+from ..operators.table import OPERATORS
 from ..private import HigherOrderOperator, OpOverload
 from ..tensors import precision
 from ..tensors.op_tensors import Instrument, storages_of, tensors_in
 from . import devices
-from .flops import op_flops
+
+aten = torch.ops.aten
+_OURS = {getattr(aten, name.removeprefix("aten::")): op.flops for name, op in OPERATORS.items() if op.flops is not None}
+_AS = {
+    getattr(aten, name.removeprefix("aten::")): op.flops_as for name, op in OPERATORS.items() if op.flops_as is not None
+}
+
+
+def op_flops(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> int:
+    """FLOPs of one call of the operator overload `target`; its tensors (args, kwargs, out) may be real or fake.
+
+    An operator without a formula (point-wise, normalisation, copies, …) counts 0.
+    """
+    packet = getattr(target, "_overloadpacket", target)
+    packet = _AS.get(packet, packet)
+    if packet in _OURS:
+        return _OURS[packet](args, kwargs, out)
+    formula = flop_registry.get(packet)
+    return 0 if formula is None else int(formula(*args, **kwargs, out_val=out))
+
+
+class FlopCount(Instrument):
+    """Counts the FLOPs of every operator that runs inside, forward and backward, on real or fake tensors, in `total`, and these
+    operators in `ops`.
+
+    >>> with FlopCount() as count:
+    ...     _ = torch.ones(2, 3) @ torch.ones(3, 5)
+    >>> count.total
+    60
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = self.ops = 0
+
+    def after(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        self.total += op_flops(func, args, kwargs, out)
+        self.ops += 1
+
 
 log = logging.getLogger(__name__)
 _PLAIN = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)

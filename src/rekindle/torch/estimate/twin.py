@@ -18,8 +18,7 @@ from torch.overrides import TorchFunctionMode
 from ...errors import UsageError
 from .. import accept
 from ..capture.known_values import KnownValues
-from ..costs.optimizer_trial import optimizers_by_name, tensors_of_state, without_hooks
-from ..costs.optimizers import innermost
+from ..costs.resident import innermost, optimizers_by_name, tensors_of_state, without_hooks
 from ..private import FakeTensor, FakeTensorMode, fake_like, fake_mode_of, is_fake
 from ..run.own_forward import InPlaceOfForward
 from ..tensors import tree

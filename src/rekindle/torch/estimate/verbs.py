@@ -20,7 +20,7 @@ from ...printed import value
 from ...saying.progress import Progress, announce, telling
 from .. import accept
 from ..costs import devices
-from ..costs.optimizers import innermost, state_bytes
+from ..costs.resident import innermost, state_bytes
 from .eager_step import LossOf, StepOptions, SteppedTwin, step_of_twin
 from .kernel_memory import KernelMemory
 from .watch import FORWARD, OPTIMIZER, Moment

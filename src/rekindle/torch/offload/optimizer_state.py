@@ -22,8 +22,7 @@ from ...estimates.estimate import format_seconds
 from ...saying import notices
 from ...saying.sizes import format_bytes
 from ..costs.link import link_of
-from ..costs.optimizer_trial import tensors_of_state
-from ..costs.optimizers import innermost, state_of_each
+from ..costs.resident import innermost, state_of_each, tensors_of_state
 from ..private import step_is_its_own, step_without_hooks
 from . import away
 from .state_part import Part, bytes_in_block, is_memory

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...model.arena import ALIGNMENT
-from ..costs.optimizer_trial import tensors_of_state
+from ..costs.resident import tensors_of_state
 from ..operators.memory_order import elements_spanned
 from ..operators.node_tensors import span
 from ..private import users_of_memory

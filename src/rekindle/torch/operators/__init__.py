@@ -6,6 +6,6 @@ they are defined (`small_saves`, `pool_offsets`, `random_in_place`). `table` joi
 entry to its family.
 
 Functions that records of several families name come from `cut_call` (cuts), `strides` and `corrected`. Other
-rooms mostly ask `rules` (may it run again?), `eager_strides` and `table`; `costs.flops`, `rewrite.cuts` and
+rooms mostly ask `rules` (may it run again?), `eager_strides` and `table`; `costs.operator_calls`, `rewrite.cuts` and
 `rewrite.probe` (which slices have the bits of the whole?) read the records too.
 """

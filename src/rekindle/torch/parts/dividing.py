@@ -24,8 +24,7 @@ from ...saying.progress import announce
 from ...saying.shares import EPS
 from ..compiled.compiled_forward import CompiledForward
 from ..costs.link import link_of
-from ..costs.optimizers import counted
-from ..costs.resident import resident_bytes
+from ..costs.resident import counted, resident_bytes
 from ..measure.caches import without_caches
 from ..measure.comparison import compare
 from ..measure.first_difference import explained

@@ -24,7 +24,7 @@ from ...planning.carrying import Replanned
 from ...printed import listed
 from ...saying.sizes import format_bytes
 from .. import accept
-from ..costs.flops import FlopCount
+from ..costs.operator_calls import FlopCount
 from ..measure.as_before import as_before
 from ..measure.comparison import KINDS, Compared, compare, unless_plain_steps_vary, without_others_draws
 from ..measure.first_difference import explained

@@ -32,6 +32,7 @@ _TELLS = {"log", "info", "warning", "warn", "debug", "error", "write", "writelin
 _NUMERIC = {"torch", "math", "np", "numpy", "F"}  # names whose `log` is a logarithm
 _PASSED = frozenset({"EXTENDED_ARG", "CACHE", "COPY", "DUP_TOP"})
 _READS = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+_STORES = frozenset({"STORE_SUBSCR", "STORE_SLICE"})  # an entry, or a slice
 
 
 VARIABLE, GLOBAL, DEFAULT = "the variable ", "the global ", "the default argument "  # how names begin in messages
@@ -98,7 +99,7 @@ def global_names(fn: types.FunctionType) -> set[str]:
 def variables_of(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """(name for messages, object) of each default argument, variable of an enclosing function, and global of a function."""
     code, given = fn.__code__, fn.__defaults__ or ()
-    defaults = zip(code.co_varnames[code.co_argcount - len(given) : code.co_argcount], given, strict=True)
+    defaults = zip(code.co_varnames[max(0, code.co_argcount - len(given)) : code.co_argcount], given, strict=False)
     yield from ((f"{DEFAULT}{k}", x) for k, x in (*defaults, *(fn.__kwdefaults__ or {}).items()))
     yield from ((f"{VARIABLE}{k}", cell) for k, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True))
     yield from ((f"{GLOBAL}{k}", GlobalName(fn.__globals__, k)) for k in sorted(global_names(fn)))
@@ -204,7 +205,7 @@ def _lines(method: types.FunctionType, leaf: str) -> Iterator[str]:
             at = i.positions.lineno if i.positions is not None else None
             if i.opname in _READS and i.argval == leaf:
                 read.add(at)
-            sets = i.argval == leaf if i.opname == "STORE_ATTR" else i.opname == "STORE_SUBSCR" and at in read
+            sets = i.argval == leaf if i.opname == "STORE_ATTR" else i.opname in _STORES and at in read
             if sets and (line := traceback.FrameSummary(code.co_filename, at, method.__name__)).line:
                 yield in_words(line)
 

@@ -198,8 +198,7 @@ class ModuleState:
         for kind in dict.fromkeys(k for m in [*self._modules, model] for k in type(m).__mro__ if not is_elsewhere(k)):
             for name, x in vars(kind).items():
                 if name in self.globals.names and not name.startswith("__") and is_simple(x):
-                    self._of_class(kind, name)
-                    self.keys[f"{kind.__qualname__}.{name}"] = self._class_keys[kind, name]
+                    self.keys[f"{kind.__qualname__}.{name}"] = self._of_class(kind, name)
 
 
 def _methods(kind: type) -> list[str]:

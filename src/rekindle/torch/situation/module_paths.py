@@ -153,7 +153,6 @@ def is_marked(path: str, must_save: Iterable[str]) -> bool:
 
 _END = "rekindle.torch.capture.attempts"  # its frames call the capture: what is above them runs the capture
 _ZOO = "rekindle.zoo"  # models like the user's own
-PARTS_MOST = 2  # of a file's path that are kept
 
 
 def line_now() -> str:
@@ -187,4 +186,4 @@ def short_file(path: str, module: str) -> str:
     """
     parts = re.split(r"[/\\]", path)
     inside = module.count(".") + 1 + (parts[-1] == "__init__.py")  # parts of the path that the module's name holds
-    return printed.printable("/".join(parts[-min(PARTS_MOST, inside) :]))
+    return printed.printable("/".join(parts[-min(2, inside) :]))

@@ -87,7 +87,7 @@ class Numbers:
         """Whether the step is valid for these numbers: every question has its answer, and no number is special."""
         try:
             return all(e.value(numbers) == answer for e, answer in self.questions) and not any(
-                _is_special(e.value(numbers)) for e in self.markers.values()
+                x in SPECIAL or x != x or abs(x) == float("inf") for x in self.values(numbers)
             )
         except (ArithmeticError, KeyError):
             return False
@@ -98,10 +98,6 @@ class Numbers:
 
 
 _SOURCE = random.Random(0x5EED)  # its own generator: the user's generators stay as they are
-
-
-def _is_special(x: Any) -> bool:
-    return x in SPECIAL or x != x or abs(x) == float("inf")
 
 
 def numbers_in(spec: Any, path: tuple[int, ...] = ()) -> dict[Argument, Any]:

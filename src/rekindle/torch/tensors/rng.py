@@ -27,6 +27,7 @@ import torch
 from ...errors import RekindleError
 from ...saying.frames import line_of, users_frame
 from ..private import fake_mode_of, is_fake, tree_leaves
+from .objects import values_set
 
 
 def state(device: str) -> Any:
@@ -116,15 +117,13 @@ def pythons(lines: list[str] | None = None) -> Iterator[Callable[[], bool]]:
     # Every method of Random calls one of the methods below in the end, also a method that a module imported
     # (`from random import choice`).
     inst.__class__ = type(kind.__name__, (kind,), {**methods, "gauss_next": _second_of_a_pair(others)})
-    before = {k: getattr(random, k) for k in _ENDS}
-    vars(random).update({k: getattr(inst, k) for k in _ENDS})
-    _settle()
-    fresh = kind.getstate(inst)
     try:
-        yield lambda: kind.getstate(inst) != fresh
+        with values_set([(vars(random), k, getattr(inst, k)) for k in _ENDS]):
+            _settle()
+            fresh = kind.getstate(inst)
+            yield lambda: kind.getstate(inst) != fresh
     finally:
         over.set()
-        vars(random).update(before)
         inst.__class__ = kind
         inst.setstate(others.getstate())
 
@@ -142,14 +141,13 @@ def numpys(lines: list[str] | None = None) -> Iterator[Callable[[], bool]]:
     put(fresh.get_state(legacy=False))
     before = {k: vars(shared)[k] for k in shared.__all__ if hasattr(others, _ALIASES.get(k, k))}
     over, divided = _divided({k: (own, getattr(others, _ALIASES.get(k, k))) for k, own in before.items()}, lines)
-    vars(shared).update(divided)
-    _settle()
-    state = pickle.dumps(get(legacy=False))
     try:
-        yield lambda: pickle.dumps(get(legacy=False)) != state
+        with values_set([(vars(shared), k, call) for k, call in divided.items()]):
+            _settle()
+            state = pickle.dumps(get(legacy=False))
+            yield lambda: pickle.dumps(get(legacy=False)) != state
     finally:
         over.set()
-        vars(shared).update(before)
         put(others.get_state(legacy=False))
 
 

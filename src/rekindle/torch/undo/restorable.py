@@ -35,6 +35,7 @@ from ..tensors.objects import (
     same_content,
     same_entry,
     slots_of,
+    values_of,
 )
 
 # How much is copied; guesses.
@@ -285,7 +286,9 @@ class Iterators:
     """The iterators that a model's modules and these objects hold, out of reach between `take` and `give_back`."""
 
     def __init__(self, model: nn.Module, objects: Iterable[Restorable]):
-        every = [*objects, *_in_attributes(model)]
+        held = [x for m in model.modules() for x in (vars(m), *vars(m).values()) if isinstance(x, dict | list)]
+        own = [restorable(x) for x in held if any(map(is_iterator, values_of(x)))]
+        every = [*objects, *(w for w in own if w is not None)]
         refused = [_replaced(w.before, lambda x, k: Refused(x, k) if is_iterator(x) else x) for w in every]
         self._holders = [(w, new) for w, new in zip(every, refused, strict=True) if new is not None]
         self.take()
@@ -307,16 +310,6 @@ def is_iterator(x: Any) -> bool:
     """Whether x gives items one by one, and has no fields by which it could be put back."""
     kind = type(x)
     return hasattr(kind, "__next__") and kind.__dictoffset__ == 0 and not slots_of(kind)
-
-
-def _in_attributes(model: nn.Module) -> Iterable[Restorable]:
-    for m in model.modules():
-        table = vars(m)
-        for x in [table, *table.values()]:
-            if type(x) in (dict, list) and any(map(is_iterator, x.values() if type(x) is dict else x)):
-                made = restorable(x)
-                if made is not None:
-                    yield made
 
 
 def _replaced(content: Any, f: Callable[[Any, str], Any]) -> Any:

@@ -63,11 +63,11 @@ def find(s: Subject, named: Sequence[str] | None, how: TraceOptions, progress: P
     if named is None:
         why = "the model is sharded" if is_sharded else f"torch.compile cannot take the whole forward ({why[:120]})"
         found.plain.append(f"the code around them, as {why}")
-    for path in paths:
-        known = calls.get(path)
-        if known is None or not known.samples:
-            if named is not None:
-                raise UsageError(f"parts: {path!r} is not called by the step, and so cannot be measured; leave it out")
+    for path in named or ():
+        if path not in calls or not calls[path].samples:
+            raise UsageError(f"parts: {path!r} is not called by the step, and so cannot be measured; leave it out")
+    for path, known in calls.items():  # in order of first calls
+        if path not in paths or not known.samples:
             continue
         if len(known.samples) > 1:
             found.plain.append(f"{class_name(s.model.get_submodule(path))} (is called with inputs of several kinds)")
@@ -81,8 +81,6 @@ def find(s: Subject, named: Sequence[str] | None, how: TraceOptions, progress: P
         if inner := next((v.path for v in found.units if v is not u and v.module in inside), ""):
             found.units.remove(u)
             found.plain.append(f"{class_name(u.module)} (calls {inner}, which is a part by itself)")
-    order = {path: i for i, path in enumerate(calls)}
-    found.units.sort(key=lambda u: order.get(u.path, len(order)))
     return found
 
 
@@ -188,20 +186,16 @@ class Kinds:
         """Equal for parts that can share what is compiled and measured. Raises what forward raises."""
         same = signature(unit.module), unit.key
         if same not in self._read:
-            self._read[same] = _read_by(unit)
+            reads = Reads()
+            with TrialSteps(unit, torch.device("cpu")).ready() as trial:
+                reads.recorded(plain_forward(unit.module))(*trial.args, **trial.kwargs)
+            self._read[same] = reads.by_path(unit.module)
         settings = [
             (path, name, described(vars(m).get(name)))
             for path, m in unit.module.named_modules()
             for name in sorted(self._read[same].get(path, ()))
         ]
         return hashlib.sha256(repr((same, settings)).encode()).hexdigest()[:DIGITS]
-
-
-def _read_by(unit: Unit) -> dict[str, set[str]]:
-    reads = Reads()
-    with TrialSteps(unit, torch.device("cpu")).ready() as trial:
-        reads.recorded(plain_forward(unit.module))(*trial.args, **trial.kwargs)
-    return reads.by_path(unit.module)
 
 
 def described(x: Any) -> str:

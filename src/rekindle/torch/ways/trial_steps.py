@@ -16,7 +16,7 @@ from ...parts.plan import SaveRule
 from ...parts.ways import Figures, Way, best
 from ..compiled.saving import Prices
 from ..compiled.stage import Stage
-from ..costs.flops import FlopCount
+from ..costs.operator_calls import FlopCount
 from ..measure.as_before import as_before
 from ..measure.memory import Levels
 from ..offload.part_copies import SavedSizes, storages_of
@@ -132,7 +132,7 @@ def again_ways(unit: Unit, device: torch.device, cost: str) -> list[Way]:
     serves.
     """
     with _Trial(unit, device, cost).ready() as trial:
-        plain = trial.cost(trial.plain_step)
+        plain = trial.cost(lambda: default_loss(trial.plain()).backward())
         found = [Way(None, trial.figures(None, plain), again=True)]
         for rule in trial.rules():
             with contextlib.suppress(RekindleError, RuntimeError):  # it writes to a result that would be saved
@@ -150,10 +150,6 @@ class _Trial(TrialSteps):
     def plain(self) -> Any:
         """The plain forward."""
         return plain_forward(self.module)(*self.args, **self.kwargs)
-
-    def plain_step(self) -> None:
-        """The plain forward and its backward."""
-        default_loss(self.plain()).backward()
 
     def rules(self) -> list[SaveRule]:
         """Rules between saving all dear results and saving the dearest alone."""
