@@ -52,7 +52,6 @@ from .written_outside import PREFIX
 log = logging.getLogger("rekindle")
 USUAL = TraceOptions()
 
-
 # names that a warning has told, for each model
 _warned: weakref.WeakKeyDictionary[nn.Module, set[tuple[str, ...]]] = weakref.WeakKeyDictionary()
 

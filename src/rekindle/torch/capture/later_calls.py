@@ -24,7 +24,6 @@ from .trace_errors import depends_on_itself
 
 log = logging.getLogger(__name__)
 
-
 # How far is looked. All are guesses.
 CALLS_MOST = 16  # that are looked ahead; a queue as long as that comes round
 QUESTIONS_MOST = 16  # about numbers that forward changes, whose answers are turned round
