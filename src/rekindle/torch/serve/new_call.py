@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch
 from torch import nn
 
 from ...ask import TraceOptions
@@ -16,7 +15,6 @@ from ..situation.module_call import Key, ModuleCall
 from ..situation.numbers import Place
 from ..tensors.sharded import own_class
 from ..trace import Trace, trace_call
-from .lengths import covers
 from .lengths import covers
 
 
@@ -85,14 +83,6 @@ class NewCall:
             self.model, args, kwargs, how, forward=self.plain, progress=report, by_values=by_values, inputs=inputs or {}
         )
         return made if inputs else made.costed(how.target, report, measure=False)
-
-
-def fits_plain(new: NewCall, budget: int | None, plain: Iterable[tuple[Key, int | None]]) -> bool:
-    """Whether the call's plain step takes no more than the budget in bytes, or than its GPU has, as far as larger calls tell.
-    plain : keys of planned calls, and the peaks of their plain steps."""
-    on = next((t.device for t in (*new.call.tensors, *new.model.parameters()) if t.is_cuda), None)
-    limit = budget or on and torch.cuda.get_device_properties(on).total_memory
-    return not limit or any(peak is not None and peak <= limit for key, peak in plain if covers(key, new.key))
 
 
 def fits_plain(new: NewCall, budget: int | None, plain: Iterable[tuple[Key, int | None]]) -> bool:
