@@ -37,8 +37,8 @@ def phases(c: Captured) -> Phases:
     TraceError : a result of the model depends on its own gradient.
     """
     after = depend_on_gradients(c)
-    returned = _ancestors(c.outputs)
-    results = returned | _ancestors([*c.mutations.values(), *c.writing])
+    returned = ancestors(c.outputs)
+    results = returned | ancestors([*c.mutations.values(), *c.writing])
     if results & after:
         raise TraceError(
             "a result of the model depends on its own gradient; such a step cannot be planned",
@@ -68,7 +68,8 @@ def computed_from(some: Iterable[fx.Node], nodes: Iterable[fx.Node]) -> set[fx.N
     return found
 
 
-def _ancestors(nodes: Iterable[fx.Node | None]) -> set[fx.Node]:
+def ancestors(nodes: Iterable[fx.Node | None]) -> set[fx.Node]:
+    """These nodes, and those that they need."""
     found: set[fx.Node] = set()
     stack = list(nodes)
     while stack:
@@ -88,14 +89,3 @@ def _only_for_mutations(c: Captured, forward: list[fx.Node]) -> set[fx.Node]:
         if n not in wanted and (n in sinks or n.users) and all(u in only or u.op == "output" for u in n.users):
             only.add(n)
     return only
-
-
-def is_read(p: fx.Node, wanted: set[fx.Node]) -> bool:
-    """Whether a result or a gradient depends on the placeholder, rather than only what forward writes."""
-    found, stack = {p}, [p]
-    while stack:
-        for u in stack.pop().users:
-            if u not in found:
-                found.add(u)
-                stack.append(u)
-    return not found.isdisjoint(wanted)

@@ -24,7 +24,7 @@ from ..capture.captured import fake_result
 from ..capture.inner_results import edges_behind
 from ..capture.left_out import taken_apart
 from ..capture.written_outside import InTheirPlace
-from ..lowering.phases import is_read, phases
+from ..lowering.phases import ancestors, phases
 from ..operators import rules
 from ..operators.node_tensors import storage_bytes
 from ..private import backward_keeps_graph, backward_number, in_func_transform, pytree, stand_for_many, will_run
@@ -75,7 +75,8 @@ class PlainAgain:
         written = {*c.mutations, *(p for w in c.writing.values() for p in w.placeholders)}
         written |= {p for p, name in c.buffers.items() if name in c.assigned}
         self.written = [i for i, p in enumerate(given) if p in written]
-        read_too = [given[i] for i in self.written if is_read(given[i], {*c.outputs, *c.gradients.values()})]
+        needed = ancestors([*c.outputs, *c.gradients.values()])  # another is read only for what forward writes
+        read_too = [given[i] for i in self.written if given[i] in needed]
         small = sum(storage_bytes(p.meta["val"]) for p in read_too) <= OLD_MOST_BYTES
         self.old = {i: small for i in self.written if given[i] in read_too}  # whether a copy of the old value is kept
         draws = not traced.fake and any(rules.draws_random(n.target) for n in c.nodes)
