@@ -26,7 +26,6 @@ from .trace_errors import BY_LINE, changed_in_backward, depends_on_itself, funct
 
 log = logging.getLogger(__name__)
 
-
 # Attempts, each of which tells one more class of submodules that torch.compile runs it; after them, one tells all. A guess.
 KINDS_MOST = 2
 _WRITES = "to have an entirely functional graph"  # torch's words

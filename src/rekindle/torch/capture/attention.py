@@ -27,7 +27,6 @@ aten = torch.ops.aten
 FLASH, EFFICIENT, PLAIN = "flash attention", "memory-efficient attention", "plain attention"
 _HALF = (torch.float16, torch.bfloat16)
 
-
 # Limits of the GPU's kernels, in PyTorch's source.
 # Least compute capability for flash attention, and for bfloat16 in memory-efficient attention.
 FLASH_CAPABILITY = (8, 0)

@@ -52,7 +52,6 @@ from .trace_errors import UNKNOWN, changed_in_backward, depends_on_itself
 log = logging.getLogger("rekindle")
 USUAL = TraceOptions()
 
-
 # names that a warning has told, for each model
 _warned: weakref.WeakKeyDictionary[nn.Module, set[tuple[str, ...]]] = weakref.WeakKeyDictionary()
 

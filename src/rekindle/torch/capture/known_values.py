@@ -148,7 +148,7 @@ class KnownValues(TorchDispatchMode):
         """The op that gives this call's results when it is run again; None: they cannot be known."""
         answer = self._drawn.decides(func, args)
         if answer is not None:
-            return _filled(args[0], answer)
+            return aten.full.default, ((tuple(args[0].shape), answer), {"dtype": torch.bool, "device": args[0].device})
         if func is aten.lift_fresh.default:
             return _literal(args[0])
         references = {i: k.reference for i, k in known.items()}
@@ -245,11 +245,6 @@ def _by_shape(func: Any, args: Any, kwargs: Any, known: Mapping[int, Input | Hel
     if func._overloadpacket not in _BY_SHAPE or func._schema.is_mutable:
         return None
     return func, _with_references((args, kwargs | {"device": kwargs.get("device") or first.device}), known)
-
-
-def _filled(t: torch.Tensor, value: bool) -> RecordedOp:
-    """An op that makes a tensor of the same shape with this value everywhere."""
-    return aten.full.default, ((tuple(t.shape), value), {"dtype": torch.bool, "device": t.device})
 
 
 def _literal(t: Any) -> RecordedOp | None:

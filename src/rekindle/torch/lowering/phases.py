@@ -40,8 +40,8 @@ def phases(c: Captured) -> Phases:
     TraceError : a result of the model depends on its own gradient.
     """
     after = depend_on_gradients(c)
-    returned = _ancestors(c.outputs)
-    results = returned | _ancestors([*c.mutations.values(), *c.writing])
+    returned = ancestors(c.outputs)
+    results = returned | ancestors([*c.mutations.values(), *c.writing])
     if results & after:
         raise TraceError(
             "a result of the model depends on its own gradient; such a step cannot be planned",
@@ -71,7 +71,8 @@ def computed_from(some: Iterable[fx.Node], nodes: Iterable[fx.Node]) -> set[fx.N
     return found
 
 
-def _ancestors(nodes: Iterable[fx.Node | None]) -> set[fx.Node]:
+def ancestors(nodes: Iterable[fx.Node | None]) -> set[fx.Node]:
+    """These nodes, and those that they need."""
     found: set[fx.Node] = set()
     stack = list(nodes)
     while stack:
@@ -98,17 +99,7 @@ def changed(c: Captured) -> dict[fx.Node, bool | None]:
     forward needs that runs again for second derivatives; False: it is too large, None: forward does not read it."""
     assigned = {p for p, name in c.buffers.items() if name in c.assigned}
     written = {*c.mutations, *(p for w in c.writing.values() for p in w.placeholders), *assigned}
-    read = [p for p in written if is_read(p, {*c.outputs, *c.gradients.values()})]
+    needed = ancestors([*c.outputs, *c.gradients.values()])  # another is read only for what forward writes
+    read = [p for p in written if p in needed]
     small = sum(storage_bytes(p.meta["val"]) for p in read) <= COPIES_MOST_BYTES
     return {p: small if p in read else None for p in c.placeholders if p in written}
-
-
-def is_read(p: fx.Node, wanted: set[fx.Node]) -> bool:
-    """Whether a result or a gradient depends on the placeholder, rather than only what forward writes."""
-    found, stack = {p}, [p]
-    while stack:
-        for u in stack.pop().users:
-            if u not in found:
-                found.add(u)
-                stack.append(u)
-    return not found.isdisjoint(wanted)

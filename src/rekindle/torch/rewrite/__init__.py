@@ -2,6 +2,6 @@
 
 `candidates` lists the rewrites that may pay: those without slices are in `unsliced`, and `finding` grows the regions that run
 in slices (`region`), along the dimensions in `cuts`, by the memory that `estimate` foresees and the bits that `probe` proves.
-`apply` makes the rewrites, with `slices` and `over`. `rewritten` and `family` give the traces of rewritten steps;
-`planning.variants` chooses among them.
+`rewritten` makes the rewrites, with `slices`, and the traces of rewritten steps, of which `family` gives the graphs to
+`planning.variants`, which chooses among them.
 """

@@ -22,7 +22,6 @@ from .wording import told
 
 log = logging.getLogger(__name__)
 
-
 # Shares from which ops are rewritten, and how far regions go. All are guesses that served on the benchmark's models.
 # A convolution's backward becomes two calls where its input takes this share of the largest working set.
 CONVOLUTION_SHARE = 0.05

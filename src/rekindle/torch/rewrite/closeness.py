@@ -19,7 +19,6 @@ from ..tensors import precision
 
 SUMMED, UNPROVEN = "rekindle_summed", "rekindle_unproven"  # marks among a node's metas
 
-
 # How far results may be from the plain step's, relative to the largest element of the tensor. Guesses.
 EXACT_MOST = 2e-5  # where everything is computed in float32 or float64
 EPSILONS_MOST = 8.0  # of the coarsest type in which they are computed, where that is coarser
