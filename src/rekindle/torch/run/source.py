@@ -252,11 +252,12 @@ class Source:
         self.lines.append(f"    copy_({self.text.variable(call.node)}, {written})")
 
     def _snapshot(self, s: Run, call: OpCall, cloned: Container[int]) -> None:
-        """A copy is made only if a later op reads it after the mutation; if none reads it at all, `second` makes it."""
+        """A copy is made only if a later op reads it after the mutation."""
         assert call.node is not None
         value, variable = self._graph.ops[s.op].outputs[0], self.text.tensor(call.node, False)
-        copied = f"clone({variable})" if value in cloned else variable
-        self.lines += [f"    {name} = {copied}" for name in self.text.variables(value)]
+        self.lines.append(
+            f"    {self.text.variables(value)[0]} = {f'clone({variable})' if value in cloned else variable}"
+        )
 
     def _run(self, s: Run, call: OpCall, saved: Container[int] = (), first: bool = False) -> None:
         """A run of an ATen op. saved : values that forward saved and that nothing has been written over yet. first : the op
