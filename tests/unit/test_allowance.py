@@ -69,6 +69,19 @@ def test_only_this_processs_work_counts() -> None:
         assert before - own.left < 0.1
 
 
+def test_the_line_says_the_seconds_after_which_the_search_ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(allowance, "SETTINGS", AllowanceSettings(steps=0, least_s=0.01))
+    with allowance.shared(None):
+        own = allowance.of_step(0.0)
+        time.sleep(1.1)  # of other processes' work
+        while own.left > 0:
+            pass
+        time.sleep(1.0)  # all that follows the search
+    assert f"{ENDED} 1 s (0 s of processor time)" in capsys.readouterr().err
+
+
 def test_a_longer_step_may_take_longer() -> None:
     s = allowance.SETTINGS
     for seconds, wanted in ((0.0, s.least_s), (0.03, 30.0), (10.0, s.most_s)):

@@ -78,6 +78,42 @@ def test_the_line_says_what_is_covered() -> None:
     assert plan.covered in plan.sentence
 
 
+class PeakOutside(nn.Module):
+    """Holds most at its peak in the code around its parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            wide = x.repeat(1, 64).exp().sum()
+        for part in self.parts:
+            x = part(x)
+        return x.square().mean() * (1 + 0 * wide.item())
+
+
+def test_a_plan_that_saves_nothing_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model, x = PeakOutside(), torch.rand(256, 32)
+    plan = planned(model, (x,), minimize="memory", progress=None)
+    assert plan.measured_bytes == plan.baseline_peak_bytes
+    assert "saves nothing: the plain step takes" in capsys.readouterr().err
+    assert "saves nothing" in plan.sentence
+    assert not plan.stays_plain
+    assert "saves nothing" not in planned(*routed(), minimize="memory").sentence
+    # one that was measured to take more than the plain step: no part runs by it, in another process either
+    assert plan.measured_bytes is not None
+    taken = plan.measured_bytes + 2**20
+    replace(plan, measured_bytes=taken, peak_bytes=taken).save(tmp_path / "plan.json")
+    dear = rekindle.apply(PeakOutside(), rekindle.load(tmp_path / "plan.json"))
+    dear(x).backward()
+    status = rekindle.status(dear)
+    assert (status.calls, [(r.calls, r.why.endswith("all runs plain")) for r in status.plain]) == (0, [(1, True)])
+    check = rekindle.verify(dear, x)
+    assert check.ok
+    assert check.measured_peak_bytes == check.plain_peak_bytes
+
+
 def test_the_line_is_short_however_many_parts_run_plain() -> None:
     every = [f"Layer{i} (train.py:{i} reads a tensor)" for i in range(9)]
     line = covered(nn.Linear(2, 2), Covered([], 0.96), every)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,8 @@ from torch import nn
 
 import rekindle
 from rekindle.torch.measure.measured_step import Calls, Outcome
-from rekindle.torch.serve.verify import Steps
+from rekindle.torch.serve import confirm as confirming
+from rekindle.torch.serve.verify import Check, Steps
 
 
 class Holds(nn.Module):
@@ -47,8 +50,39 @@ def test_a_fraction_is_one_of_the_measured_plain_step(tmp_path: Path) -> None:
     assert (again.baseline_peak_bytes, again.baseline_measured) == (plan.baseline_peak_bytes, True)
 
 
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8))
+
+
+def test_calls_run_plain_whose_plan_takes_more_than_the_plain_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model, x = net(), torch.rand(2048, 64)
+    real = confirming.check_step
+
+    def more(*args: Any, **kwargs: Any) -> Check:
+        check = real(*args, **kwargs)
+        return replace(check, measured_peak_bytes=check.measured_peak_bytes + 2**20)
+
+    monkeypatch.setattr(confirming, "check_step", more)
+    with pytest.warns(rekindle.RekindleWarning, match="by its plan, and .* without one: such calls run plain"):
+        rekindle.checkpoint(model, x, max_overhead=0.0, progress=False)
+    plan = model.forward.plan  # type: ignore[attr-defined, union-attr]
+    assert plan.checked.measured_peak_bytes > plan.checked.plain_peak_bytes
+    plan.save(tmp_path / "plan.json")
+    for planned in (model, rekindle.apply(net(), rekindle.load(tmp_path / "plan.json")), copy.deepcopy(model)):
+        planned(x).sum().backward()
+        status = rekindle.status(planned)
+        assert (status.calls, [(r.calls, "no more memory without" in r.why) for r in status.plain]) == (0, [(1, True)])
+        check = rekindle.verify(planned, x)
+        assert check.ok
+        assert check.measured_peak_bytes == check.plain_peak_bytes
+    model(x[:100]).sum().backward()
+    assert rekindle.status(model).calls == 1  # of another size, which has a plan of its own
+
+
 class Averages(nn.Module):
-    """Keeps an average of its weights, of which a planned call holds the content from before: second derivatives need it."""
+    """Keeps an average of its weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,29 +97,12 @@ class Averages(nn.Module):
         return nn.functional.mse_loss(self.net(x), target)
 
 
-def test_calls_run_plain_whose_plan_takes_more_than_the_plain_step(tmp_path: Path) -> None:
-    model, x = Averages(), torch.rand(512, 80)
-    with pytest.warns(rekindle.RekindleWarning, match="by its plan, and .* without one: such calls run plain"):
-        rekindle.checkpoint(model, x, max_overhead=0.0, progress=False)
-    plan = model.forward.plan  # type: ignore[attr-defined, union-attr]
-    assert plan.checked.measured_peak_bytes > plan.checked.plain_peak_bytes
-    plan.save(tmp_path / "plan.json")
-    for planned in (model, rekindle.apply(Averages(), rekindle.load(tmp_path / "plan.json")), copy.deepcopy(model)):
-        planned(x).backward()
-        status = rekindle.status(planned)
-        assert (status.calls, [(r.calls, "no more memory without" in r.why) for r in status.plain]) == (0, [(1, True)])
-        check = rekindle.verify(planned, x)
-        assert check.ok
-        assert check.measured_peak_bytes == check.plain_peak_bytes
-    model(x[:100]).backward()
-    assert rekindle.status(model).calls == 1  # of another size, which has a plan of its own
-
-
-def test_copies_for_second_derivatives_are_predicted() -> None:
+def test_old_values_for_second_derivatives_take_little_of_a_step() -> None:
+    """An average of the weights, which forward reads and writes: a copy of it took 5 % of the step, beside the prediction."""
     model, x = Averages(), torch.rand(512, 80)
     rekindle.checkpoint(model, x, 0.8, progress=False)
     check = rekindle.verify(model, x)
-    assert check.measured_peak_bytes == pytest.approx(check.predicted_peak_bytes, abs=64)
+    assert check.measured_peak_bytes == pytest.approx(check.predicted_peak_bytes, rel=0.01)
 
 
 def test_a_checked_fraction_runs_one_plain_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from ..operators.record import EVERYWHERE
 from ..operators.table import record_of
 from ..situation.module_paths import is_marked, printable
 from .lowered import Lowered, OpCall
-from .phases import changed, phases
+from .phases import phases
 from .storages import Storages
 from .writes import writes_of
 
@@ -106,9 +106,7 @@ class _Lowering:
         self.calls.append(call)
 
     def _snapshots(self) -> None:
-        """An op of backward that reads what forward has written over since reads a copy from before. Other copies are kept for
-        second derivatives, to the end of the step."""
-        self.keep += [self._copy_of(p) for p, kept in changed(self.c).items() if kept]
+        """An op of backward that reads what forward has written over since reads a copy from before."""
         for n in self.phases.backward:
             for a in n.all_input_nodes if not is_view(n) else ():
                 if self.writes.home.get(a) in self.writes.copied:
@@ -118,15 +116,11 @@ class _Lowering:
         """Let op n read a copy of tensor a, which lies in memory that forward writes to."""
         self.reads_snapshot.setdefault(n, []).append(a)
         if a not in self.snapshots:
-            self.snapshots[a] = self._copy_of(a)
-
-    def _copy_of(self, a: fx.Node) -> int:
-        """The value of a copy of tensor a, made before the next write."""
-        t, s = a.meta["val"], self.storages
-        copied = s.new(t.numel() * t.element_size())
-        read, made = self._in_turn([s.value_of[self.writes.home.get(a, a), 0]], [copied], False)
-        self._add(_op(SNAPSHOT, read, made, shape=describe(t)), OpCall(SNAPSHOT, a))
-        return copied
+            t = a.meta["val"]
+            self.snapshots[a] = self.storages.new(t.numel() * t.element_size())
+            source = self.storages.value_of[self.writes.home[a], 0]
+            read, made = self._in_turn([source], [self.snapshots[a]], False)
+            self._add(_op(SNAPSHOT, read, made, shape=describe(t)), OpCall(SNAPSHOT, a))
 
     def _shielded(self, n: fx.Node) -> None:
         """Let an op that reads what forward writes in place read a snapshot, so that it may run again: where that takes less

@@ -9,9 +9,6 @@ from torch import fx
 
 from ...errors import TraceError
 from ..capture.captured import Captured
-from ..operators.node_tensors import storage_bytes
-
-COPIES_MOST_BYTES = 2**20  # of tensors that forward reads and writes, as a spectral norm's vectors; a guess
 
 
 @dataclass(frozen=True)
@@ -92,14 +89,3 @@ def _only_for_mutations(c: Captured, forward: list[fx.Node]) -> set[fx.Node]:
         if n not in wanted and (n in sinks or n.users) and all(u in only or u.op == "output" for u in n.users):
             only.add(n)
     return only
-
-
-def changed(c: Captured) -> dict[fx.Node, bool | None]:
-    """Placeholder that forward writes over, or sets to another tensor -> whether each call keeps a copy of it from before, as a
-    forward needs that runs again for second derivatives; False: it is too large, None: forward does not read it."""
-    assigned = {p for p, name in c.buffers.items() if name in c.assigned}
-    written = {*c.mutations, *(p for w in c.writing.values() for p in w.placeholders), *assigned}
-    needed = ancestors([*c.outputs, *c.gradients.values()])  # another is read only for what forward writes
-    read = [p for p in written if p in needed]
-    small = sum(storage_bytes(p.meta["val"]) for p in read) <= COPIES_MOST_BYTES
-    return {p: small if p in read else None for p in c.placeholders if p in written}

@@ -197,7 +197,7 @@ def _of_parts(model: nn.Module, root: PartsForward) -> Status:
             found.add(f"({AGAIN})", (part.path,), ran)
     for path in tallies.keys() - {p.path for p in plan.parts}:
         found.add("(compiled, not in the plan, saves inputs)", (path,), tallies[path].ran)
-    every = [*tallies.values(), *([root.tallies[""]] if "" in root.tallies else [])]
+    every = [root.tally, *tallies.values(), *([root.tallies[""]] if "" in root.tallies else [])]
     measured = _measured(plan, root.checked) | (
         {} if root.checked is not None else {"measured_bytes": plan.measured_bytes}
     )

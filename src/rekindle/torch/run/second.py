@@ -19,13 +19,15 @@ import torch
 from torch import fx, nn
 
 from ...errors import RekindleError
+from ...model.judge import plain_activation_bytes
 from ...saying import notices
 from ..capture.captured import fake_result
 from ..capture.eager_kernels import InTheirPlace
 from ..capture.inner_results import edges_behind
 from ..capture.left_out import taken_apart
-from ..lowering.phases import changed, phases
+from ..lowering.phases import ancestors, phases
 from ..operators import rules
+from ..operators.node_tensors import storage_bytes
 from ..private import backward_keeps_graph, backward_number, in_func_transform, pytree, stand_for_many, will_run
 from ..situation.guards import Guards
 from ..situation.module_call import ModuleCall
@@ -40,6 +42,9 @@ from ..undo.restorable import PutBack
 from ..undo.side_effects import SideEffects
 from .sample import leaf_of, trained_as
 
+# Of tensors that forward reads and writes (a spectral norm's vectors), to keep old values of, which no plan counts: at least,
+# at most, and between the two a share of the plain step's activations. Guesses.
+OLD_LEAST_BYTES, OLD_MOST_BYTES, OLD_SHARE = 2**16, 2**20, 0.01
 CREATE_GRAPH = "a backward with create_graph=True"
 OTHER_AUTOCAST = "a backward under another autocast than its plan was made for"
 LATE = "a backward whose code reads {}, which was set after forward,"
@@ -70,9 +75,14 @@ class PlainAgain:
         self.names = [names.get(p, "a tensor of no module") for p in given]
         self.arguments = {i: c.inputs[p] for i, p in enumerate(given) if p in c.inputs}
         self.trained = [i for i, p in enumerate(given) if p in c.gradients]
-        written = changed(c)
+        written = {*c.mutations, *(p for w in c.writing.values() for p in w.placeholders)}
+        written |= {p for p, name in c.buffers.items() if name in c.assigned}
         self.written = [i for i, p in enumerate(given) if p in written]
-        self.old = {i: kept for i in self.written if (kept := written[given[i]]) is not None}
+        needed = ancestors([*c.outputs, *c.gradients.values()])  # another is read only for what forward writes
+        read_too = [given[i] for i in self.written if given[i] in needed]
+        size = sum(storage_bytes(p.meta["val"]) for p in read_too)
+        small = size <= OLD_LEAST_BYTES or size <= min(OLD_MOST_BYTES, OLD_SHARE * plain_activation_bytes(traced.graph))
+        self.old = {i: small for i in self.written if given[i] in read_too}  # whether a copy of the old value is kept
         draws = not traced.fake and any(rules.draws_random(n.target) for n in c.nodes)
         cuda = [f"cuda:{i}" for i in rng.cuda_indices(p.meta["val"] for p in given)]
         self.generators = ["cpu", *cuda] if draws else []
@@ -100,7 +110,7 @@ class Second:
         self._form, self._numbers = call.form, read(places, call.spec, model) or {} if places else {}
         self._tensors = [weakref.ref(t) for t in call.tensors]  # weak, since the plan may let go of them after forward
         self._versions = [t._version for t in inputs]
-        self._old = {i: inputs[i].detach().clone() for i, kept in again.old.items() if kept}
+        self._old = {i: inputs[i].detach().clone() for i, small in again.old.items() if small}
         self._random = {d: rng.state(d) for d in again.generators}
         self._leaves: dict[int, torch.Tensor] = {}  # input of the program -> the leaf that stands for it
         self._results: list[torch.Tensor] = []

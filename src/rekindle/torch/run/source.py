@@ -242,7 +242,7 @@ class Source:
         if call.kind == SNAPSHOT:
             value, variable = self._graph.ops[s.op].outputs[0], self.text.tensor(n, False)
             shown = f"clone({variable})" if value in cloned else variable
-            self.lines += [f"    {name} = {shown}" for name in self.text.variables(value)]  # none: `second` copies it
+            self.lines.append(f"    {self.text.variables(value)[0]} = {shown}")
             return
         self.ops[len(self.lines) + 1] = s.op
         name, arguments = self._function_and_arguments(s, call, saved, first)
