@@ -38,7 +38,7 @@ T = TypeVar("T")
 _GOALS = ("budget", "max_overhead", "minimize")
 _SEARCH = tuple(f.name for f in fields(PlanOptions) if f.name != "goal")
 MORE_SHARE = (
-    0.005  # beyond the plain step's measured peak, from which a plan's is said: blocks of allocators differ. A guess
+    0.005  # beyond the plain step's measured peak, from which a plan's is said: allocators' blocks differ. A guess
 )
 MORE_BYTES = 2**16  # beside that share; a guess
 FIRST_CALLS_SHARE = 0.25  # of the allowance, for the plan of a first call that another plan follows; a guess

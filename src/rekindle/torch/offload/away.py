@@ -202,14 +202,17 @@ class HostPool:
                 self.give(block)
 
     def take(self, size: int, most: int | None) -> Block | None:
-        """A block of at least so many bytes; None: the host has no more room, which is said once."""
+        """A block of at least so many bytes, for later ops to write; None: the host has no more room, which is said once."""
         try:
-            return self._take(size, most)
+            block = self._take(size, most)
         except RekindleError as e:
             notices.warn(
                 f"values stay on the device that a plan copies to the host, since more steps are in progress: {e}"
             )
             return None
+        if block.last is not None:
+            block.last.wait()
+        return block
 
     def give(self, block: Block) -> None:
         """Take back a block that no step uses any more."""
@@ -332,8 +335,6 @@ class Away:
             return
         if self._block is None:
             self._block = self._pool.take(self._size, self._most)
-            if self._block is not None and self._block.last is not None:
-                self._block.last.wait()
         if self._block is not None:
             copy.host = self._block.memory[offset : offset + size]
             whole = torch.empty(0, dtype=torch.uint8, device=t.device).set_(t.untyped_storage())

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from ...parts.division import PHASES, Moment
 from ...parts.ways import Figures
 from ..measure.memory import Level
-from .watched import BEGINS, ENDS, Call, Event
+from .watched import BEGINS, ENDS, Call
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ def between(
         moments.append(books.moment(x.peak))
         books.settle(x.level)
         if x.name:
-            books.note(Event.of(x.name))
+            call, phase, what = x.name.split()
+            books.note(int(call), phase, what)
     at_end = books.at_end or (0, {})
     counts = tuple(sum(c.unit == i for c in calls) for i in range(len(used)))
     inside = tuple(at_end[1].get(i, 0) for i in range(len(used)))
@@ -131,24 +132,23 @@ class _Books:
             change -= taken
         self.outside = max(0, self.outside + change)
 
-    def note(self, event: Event) -> None:
-        """Take note of an event."""
-        call, unit, phase = event.call, self.calls[event.call].unit, event.phase
-        if unit < 0:
+    def note(self, call: int, phase: str, what: str) -> None:
+        """Take note of an event, as `Watched` marks it."""
+        if (unit := self.calls[call].unit) < 0:
             return
-        if phase == "backward" and event.what == BEGINS and self.at_end is None:
+        if phase == "backward" and what == BEGINS and self.at_end is None:
             by_unit: dict[int, int] = {}
             for c, n in self.inside.items():
                 by_unit[self.calls[c].unit] = by_unit.get(self.calls[c].unit, 0) + n
             self.at_end = self.outside + sum(self.inside.values()), by_unit
-        if phase == "forward" and event.what == ENDS:
+        if phase == "forward" and what == ENDS:
             self.order.append(call)
             self.near = self._before(len(self.order))
-        elif phase == "backward" and event.what == BEGINS and call in self.order:
+        elif phase == "backward" and what == BEGINS and call in self.order:
             self.near = self._before(self.order.index(call))
         if self.is_open[unit]:
-            self._note_open(call, event)
-        elif event.what == BEGINS:
+            self._note_open(call, phase, what)
+        elif what == BEGINS:
             if phase == "backward" and call in self.holding:
                 self.holding.remove(call)
             self.running.append((call, phase))
@@ -157,15 +157,15 @@ class _Books:
             if phase == "forward":
                 self.holding.append(call)
 
-    def _note_open(self, call: int, event: Event) -> None:
-        if event.what == BEGINS:
+    def _note_open(self, call: int, phase: str, what: str) -> None:
+        if what == BEGINS:
             self.inside.setdefault(call, 0)
-            self.opened.append((call, event.phase))
+            self.opened.append((call, phase))
             return
-        if (call, event.phase) not in self.opened:
+        if (call, phase) not in self.opened:
             return
-        self.opened.remove((call, event.phase))
-        if event.phase == "forward":
+        self.opened.remove((call, phase))
+        if phase == "forward":
             goes = min(self.inside[call], self.calls[call].result_bytes)
             self.inside[call] -= goes
         else:

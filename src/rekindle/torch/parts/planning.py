@@ -131,11 +131,10 @@ def _better(tried: Sequence[Dividing], begin: float) -> PartsPlan:
             log.debug("no plan of the model in one piece: %s", e)
     if not made:
         raise errors[0]
-    if any(d.keeps_goal for d, _ in made):
-        made = [(d, p) for d, p in made if d.keeps_goal]
+    made = [(d, p) for d, p in made if d.goal == d.options.goal] or made  # others are of least memory
     if len(made) == 1:
         return made[0][1]
-    if not made[0][0].has_limit:
+    if not made[0][0].goal.is_budget:
         return min((p for _, p in made), key=lambda p: p.peak_bytes)
     return min(made, key=lambda x: x[0].seconds)[1]
 

@@ -28,24 +28,6 @@ from .applied import Forward
 BEGINS, ENDS = "begins", "ends"
 
 
-@dataclass(frozen=True)
-class Event:
-    """A part's call begins or ends its forward or its backward. call : number of the call. phase : "forward" or "backward"."""
-
-    call: int
-    phase: str
-    what: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.call} {self.phase} {self.what}"
-
-    @classmethod
-    def of(cls, name: str) -> Event:
-        call, phase, what = name.split()
-        return cls(int(call), phase, what)
-
-
 @dataclass
 class Call:
     """One call of a part in a measured step.
@@ -60,7 +42,8 @@ class Call:
 
 
 class Watched:
-    """The calls of parts in one step, noted as marks of `levels`."""
+    """The calls of parts in one step, noted as marks of `levels`: the call with the number 2 begins its forward ("2 forward
+    begins"), ends it, begins its backward, and ends it."""
 
     def __init__(self, levels: Levels) -> None:
         self.levels = levels
@@ -185,7 +168,7 @@ class Watched:
         self._mark(call, "forward", ENDS)
 
     def _mark(self, call: int, phase: str, what: str) -> None:
-        self.levels.mark(Event(call, phase, what).name)
+        self.levels.mark(f"{call} {phase} {what}")
 
 
 def _compiled_node(results: Iterable[torch.Tensor], around: set[Any]) -> Any:

@@ -27,7 +27,7 @@ from ..tensors.lock import LOCK
 from ..trace import Trace
 from . import unused
 from .refusals import NewCall
-from .replanner import Replan, Replanner
+from .replanner import First, Replan, Replanner
 from .said_once import left_over
 
 NEW_SHAPE = ("plan", "plain", "error")
@@ -42,10 +42,10 @@ class PlannedForward(SwitchedForward):
     """
 
     def __init__(
-        self, model: nn.Module, plan: Plan, on_new_shape: str, replan: Replan, check: bool = True, later: bool = False
+        self, model: nn.Module, plan: Plan, on_new_shape: str, replan: Replan, check: bool = True, first: First = None
     ):
         super().__init__(model)
-        self._begin(Replanner(model, plan, on_new_shape, replan, check, later), in_eval=not model.training)
+        self._begin(Replanner(model, plan, on_new_shape, replan, check, first), in_eval=not model.training)
 
     def _begin(self, replanner: Replanner, in_eval: bool) -> None:
         self._replanner = replanner
@@ -60,10 +60,6 @@ class PlannedForward(SwitchedForward):
     def serve_too(self, model: nn.Module, plan: Plan) -> None:
         """Run this plan as well, for the calls that it was made for."""
         self._replanner.serve_too(model, plan)
-
-    def leave_first_plain(self) -> None:
-        """Run the first call plain that finds the module in another state than the plan's."""
-        self._replanner.first_is_plain = True
 
     def join(self, other: PlannedForward, whole: PartsPlan) -> None:
         """Be a part of the same model as another one. whole : the plan of that model."""

@@ -53,14 +53,15 @@ DID = {
     RECEIVED: "took the plan of another process",
     ANOTHER_GRAPH: "another graph than those known, so planned anew, by a quick search,",
 }  # how a plan was made -> words for it
+First = Plan | PartsPlan | None  # the plan of a first call that another call may follow
 Replan = Callable[[Trace, PlanOptions, Sequence[Plan]], Replanned]
 
 
 class Replanner:
     """Makes plans for the new calls of one module, all with the options of the first plan.
 
-    plan : the plan that `apply` was given. given : with the plans for other kinds of calls. later : `plan` is for the state in
-    which a first call leaves the module. on_new_shape, replan, check : how plans for other calls are made.
+    plan : the plan that `apply` was given. given : with the plans for other kinds of calls. first : the plan of a first call
+    after which `plan` serves; `plan` itself: that call runs plain. on_new_shape, replan, check : how further plans are made.
     plans : the plans on the module. refusals : calls that are known to run plain.
     warned : the warnings that were given. why : why the last call without a plan runs plain, and the kind of that reason.
     """
@@ -68,7 +69,7 @@ class Replanner:
     why = "", ""
 
     def __init__(
-        self, model: nn.Module, plan: Plan, on_new_shape: str, replan: Replan, check: bool, later: bool = False
+        self, model: nn.Module, plan: Plan, on_new_shape: str, replan: Replan, check: bool, first: First = None
     ):
         self.plan, self.on_new_shape, self.replan, self.check = plan, on_new_shape, replan, check
         self.given: tuple[Plan, ...] = (plan,)
@@ -85,12 +86,14 @@ class Replanner:
         self._loaded = LoadedPlans(plan, self._trace_options, self._options)
         self._fixed: set[tuple[Place, ...]] = set()  # places of numbers that cannot be inputs
         self._too_large: list[Key] = []  # calls that cannot stay within the budget: larger ones are not searched for it
-        self.first_is_plain = False  # the plan is for the state in which a first call leaves the module
+        self.first_is_plain = first is plan  # where it finds the module in another state than the plan's
         if plan.trace is not None:
-            if not later:  # the first call may delete modules
+            if first is None:  # the first call may delete modules
                 check_same_module(model, plan.trace)
             self._lengths.add(plan.trace)
             self.bind(model, plan.trace, plan)
+        if first is not None and first is not plan and first.kind == "step":
+            self.serve_too(model, first)
 
     def serve_too(self, model: nn.Module, plan: Plan) -> None:
         """Run this plan as well, for the calls that it was made for."""
