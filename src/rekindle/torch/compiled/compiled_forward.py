@@ -108,7 +108,11 @@ class CompiledForward(SwitchedForward):
     def _make_call(self, model: nn.Module) -> Callable[..., Any]:
         """A function of (module, *arguments), whose first call compiles."""
         assert self.way is not None
-        return compiled_call(self.kind or signature(model), self.way, self.options)
+        key = self.kind or signature(model), self.way, self.options.key
+        if key not in _compiled:
+            run, how = own_function(own_forward), settings(self.way, self.options)
+            _compiled[key] = torch.compile(run, fullgraph=True, dynamic=False, options=how or None)
+        return _compiled[key]
 
     def _compiled(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         assert self.way is not None
@@ -190,18 +194,6 @@ def replaced(functions: list[Any]) -> str:
         if function_in(getattr(kind, name, None)) is not f or CODE(f) != code:
             return f"has another {kind.__name__}.{name} than when it was compiled"
     return ""
-
-
-def compiled_call(kind: Any, way: Compiled, options: CompileOptions) -> Callable[..., Any]:
-    """The compiled function of (module, *arguments) for modules of one kind. The first call compiles.
-
-    kind : equal for modules that share what is compiled (see `recording.signature`).
-    """
-    key = kind, way, options.key
-    if key not in _compiled:
-        run, how = own_function(own_forward), settings(way, options)
-        _compiled[key] = torch.compile(run, fullgraph=True, dynamic=False, options=how or None)
-    return _compiled[key]
 
 
 def settings(way: Compiled, options: CompileOptions) -> dict[str, Any]:

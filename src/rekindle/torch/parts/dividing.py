@@ -39,10 +39,9 @@ from ..tensors.sharded import class_name
 from ..trace import plain_forward
 from ..ways.finding import Found
 from . import words
-from .between import Between, between
+from .between import Between, Watched, between
 from .choices import Choices, Chosen, with_copied_ways
 from .searching import reference, rounded
-from .watched import Watched
 
 # All are guesses.
 DIVISIONS_MOST = 4  # that are tried by a measured step
@@ -168,8 +167,8 @@ class Dividing(HoldsResident):
 
     def _run_min_cut(self) -> None:
         """Run the step with every part compiled as it is, to compare other ways with its numbers."""
-        how = self.choices.compile or CompileOptions()
-        with without_caches(self.model, self.choices.keeps_caches), self.choices.applied(self.choices.min_cut()):
+        how, as_it_is = self.choices.compile or CompileOptions(), [0] * len(self.choices.units)
+        with without_caches(self.model, self.choices.keeps_caches), self.choices.applied(as_it_is):
             self.theirs, self.apart = reference(self.eager, partial(self._run, "planned"), how)
 
     def _run(self, which: str, levels: Levels | None = None) -> Outcome:
@@ -190,10 +189,7 @@ class Dividing(HoldsResident):
         """
         levels = self._levels()
         watched = Watched(levels)
-        with (
-            without_caches(self.model, self.choices.keeps_caches),
-            self.choices.applied(chosen) as forwards,
-        ):
+        with without_caches(self.model, self.choices.keeps_caches), self.choices.applied(chosen) as forwards:
             try:
                 if any(isinstance(f, CompiledForward) and not f.is_ready for f, _, _ in forwards):
                     self._run("planned")  # compiling takes memory
@@ -235,11 +231,6 @@ class Dividing(HoldsResident):
         self.found.plain += [x for x in dict.fromkeys(lines) if x not in self.found.plain]
         return {*vain}
 
-    def _measured_peak(self, chosen: Chosen) -> int:
-        """The peak of a step with these ways, in bytes without resident ones. Raises as `_measure`."""
-        steps = 1 if self.request.turns is None else SHARDED_STEPS
-        return max(self._measure(chosen).peak_bytes for _ in range(steps))
-
     def _differs(self, differences: Sequence[str], chosen: Chosen) -> ParityError:
         def planned() -> Outcome:
             with without_caches(self.model, self.choices.keeps_caches), self.choices.applied(chosen):
@@ -272,7 +263,9 @@ class Dividing(HoldsResident):
             if not self.request.check:
                 return _Answer(division, division.peak_bytes, division.peak_bytes)
             announce(self.options.progress, "checking the plans by a measured step")
-            over = self._measured_peak(division.chosen) - as_measured.peak(division.chosen)
+            steps = 1 if self.request.turns is None else SHARDED_STEPS
+            taken = max(self._measure(division.chosen).peak_bytes for _ in range(steps))
+            over = taken - as_measured.peak(division.chosen)
             peak = division.peak_bytes + over  # of a step that calls every unit; else the measured one
             fits = limit is None or peak <= limit
             if fits and (best is None or division.extra < best.division.extra):

@@ -23,7 +23,6 @@ from ...planning.carrying import ANOTHER_GRAPH, CARRIED, RECEIVED, SEARCHED, Rep
 from ...saying import notices
 from ...saying.progress import announce, telling
 from ...saying.sizes import format_bytes
-from ..capture.trace_errors import OF_FIRST_CALLS
 from ..measure import trial
 from ..measure.memory import old_objects_aside
 from ..measure.variation import communicates
@@ -171,12 +170,12 @@ class Replanner:
 
     def _made(self, new: NewCall) -> BoundPlan | None:
         """The plan from a file if it fits the call, else a plan of its own; None: the call runs plain."""
-        try:
-            found, fits = self._loaded.look_at(new, may_wait=self.on_new_shape != "error")
-        except TraceError as e:
-            if e.reason not in OF_FIRST_CALLS or not self._loaded.may_be_for_later_calls:
-                raise
-            self._first_of_loaded(new)
+        found, fits, is_first = self._loaded.look_at(new, may_wait=self.on_new_shape != "error")
+        if is_first:
+            self._first_plain(
+                f"{new.words}: it sets attributes, or keeps results of functions, that later calls find. It runs plain; "
+                "the loaded plan is for the later calls"
+            )
             return None
         if fits is not None:
             traced, plan = fits
@@ -184,18 +183,8 @@ class Replanner:
                 self.warned.warn(exceeded)
             self._lengths.add(traced)
             return self.bind(new.model, traced, with_sums_here(plan, traced))
-        if found is not None and self._loaded.is_for_later_calls(found):
-            self._first_of_loaded(new)
-            return None
         with self.new_shapes.timed(), old_objects_aside(collect=False):
             return self._planned(new, found)
-
-    def _first_of_loaded(self, new: NewCall) -> None:
-        self._loaded.first_is_over = True
-        self._first_plain(
-            f"{new.words}: it sets attributes, or keeps results of functions, that later calls find. It runs plain; "
-            "the loaded plan is for the later calls"
-        )
 
     def _first_plain(self, line: str) -> None:
         self.why = line, ""

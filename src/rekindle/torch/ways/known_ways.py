@@ -75,8 +75,6 @@ def _measured(r: formats.Reader) -> Measured:
 
 def keep(path: Path | None, measured: Measured) -> None:
     """Write the ways to the file."""
-    if path is None:
-        return
     rows: list[dict[str, Any]] = [
         {
             "saves": None if w.compiled is None else w.compiled.saves,
@@ -107,8 +105,10 @@ def read(path: Path | None, format: str, made: Callable[[formats.Reader], T]) ->
         return None
 
 
-def write(path: Path, doc: dict[str, Any]) -> None:
-    """Write a document to a file of the cache folder; the log says why where it cannot be."""
+def write(path: Path | None, doc: dict[str, Any]) -> None:
+    """Write a document to a file of the cache folder, if there is one; the log says why where it cannot be."""
+    if path is None:
+        return
     try:
         make_private(path.parent.parent)
         make_private(path.parent)
