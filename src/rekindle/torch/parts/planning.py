@@ -1,4 +1,4 @@
-"""Plans the parts of a model under one goal: find them, search their ways, divide the goal among them. Of several processes of a
+"""Plans the parts of a model under one goal: find them, search their ways, divide the goal among them. Of the processes of a
 distributed run, the first that asks makes the plan, and the others bind and check it.
 
 Plans of compiled stages are remembered on disk: the next start of the same script compiles, measures and compares nothing. One
