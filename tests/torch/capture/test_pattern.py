@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.torch.serve.lengths import Pattern, alike
+from rekindle.torch.serve.pattern import Pattern, alike
 
 SIZES = ((20,), (12,), (30,), (17,))
 

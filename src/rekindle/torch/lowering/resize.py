@@ -1,7 +1,7 @@
 """Makes the captured step of another length or batch from the captured steps of a few, without running forward.
 
 A capture takes a second, and for each new length it finds the same ops again, with other sizes. Several captures of one module
-that differ in one size show how each constant and each shape depends on it (see `lengths`). The graph of a further size follows
+that differ in one size show how each constant and each shape depends on it (see `pattern`). The graph of a further size follows
 by arithmetic. That is a conjecture: forward may take another way at that size. So whoever uses such a step must see the ops of
 one plain step at that size (see `measure.witness`), and must compare the bits of both.
 """

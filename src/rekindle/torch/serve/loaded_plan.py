@@ -106,10 +106,6 @@ class LoadedPlans:
             "make the plan again"
         )
 
-    def _costed(self, fits: Trace) -> Trace:
-        """The trace with costs; one that the plan rewrites has none yet."""
-        return fits if fits.origin is None else fits.costed(self._how.target, self._options.report, measure=False)
-
     def _is_unlike(self, new: NewCall) -> bool:
         return any(
             new.key == k and not expected.differences(new.model) and answered(asked, new.call.tensors, new.model)
@@ -129,7 +125,8 @@ class LoadedPlans:
     def _fitted(self, found: Trace) -> tuple[Trace, Plan] | None:
         for plan in self.waiting:
             if (made := fitting(found, plan)) is not None:
-                return self._costed(made), plan
+                rewritten = made.origin is not None  # which has no costs yet
+                return made.costed(self._how.target, self._options.report, measure=False) if rewritten else made, plan
         return None
 
 

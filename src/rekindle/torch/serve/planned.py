@@ -256,7 +256,7 @@ class PlannedForward(SwitchedForward):
         replanner = Replanner(model, first, on_new_shape, replan, check)
         for plan in others:
             replanner.serve_too(model, plan)
-        replanner.has_travelled()
+        replanner.loaded.travelled = True
         self._begin(replanner, in_eval)
         self.is_off = is_off
         if not is_off:
@@ -274,11 +274,7 @@ def _own_saved_tensors() -> contextlib.AbstractContextManager[Any]:
     Without such hooks nothing is set, since torch.func in forward refuses to work with any."""
     if not private.saved_tensors_hooks_are_set():
         return contextlib.nullcontext()
-    return torch.autograd.graph.saved_tensors_hooks(_itself, _itself)
-
-
-def _itself(t: torch.Tensor) -> torch.Tensor:
-    return t
+    return torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
 
 
 _PLANNED: weakref.WeakKeyDictionary[nn.Module, PlannedForward] = weakref.WeakKeyDictionary()

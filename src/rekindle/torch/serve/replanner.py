@@ -61,7 +61,7 @@ class Replanner:
 
     plan : the plan that `apply` was given. given : with the plans for other kinds of calls. first : the plan of a first call
     after which `plan` serves; `plan` itself: that call runs plain. on_new_shape, replan, check : how further plans are made.
-    plans : the plans on the module. refusals : calls that are known to run plain.
+    plans : the plans on the module. loaded : those that wait for a call. refusals : calls that are known to run plain.
     warned : the warnings that were given. why : why the last call without a plan runs plain, and the kind of that reason.
     """
 
@@ -82,7 +82,7 @@ class Replanner:
         # hooks that do more than compute: the user was warned of them when the plan was made
         self._accepted = Counter(() if plan.trace is None else plan.trace.lowered.captured.effects)
         self._trace_options = known_options(plan)
-        self._loaded = LoadedPlans(plan, self._trace_options, self._options)
+        self.loaded = LoadedPlans(plan, self._trace_options, self._options)
         self._fixed: set[tuple[Place, ...]] = set()  # places of numbers that cannot be inputs
         self._too_large: list[Key] = []  # calls that cannot stay within the budget: larger ones are not searched for it
         self.first_is_plain = first is plan  # where it finds the module in another state than the plan's
@@ -97,19 +97,15 @@ class Replanner:
     def serve_too(self, model: nn.Module, plan: Plan) -> None:
         """Run this plan as well, for the calls that it was made for."""
         if plan.trace is None:
-            self._loaded.waiting.append(plan)
+            self.loaded.waiting.append(plan)
         else:
             self.bind(model, plan.trace, plan)
         self.given += (plan,)
 
-    def has_travelled(self) -> None:
-        """Note that the module and its plan were pickled together."""
-        self._loaded.travelled = True
-
     def copied(self) -> Replanner:
         """A replanner for a copy of the module; it has no plans yet."""
         twin = copy.copy(self)
-        twin.plans, twin.warned, twin._loaded = BoundPlans(), copy.copy(self.warned), self._loaded.copied()
+        twin.plans, twin.warned, twin.loaded = BoundPlans(), copy.copy(self.warned), self.loaded.copied()
         twin.plans.changing = dict(self.plans.changing)
         twin._lengths, twin.new_shapes, twin._left_out = Lengths(), copy.copy(self.new_shapes), set(self._left_out)
         twin.refusals, twin._fixed = Refusals(twin.plans), set(self._fixed)
@@ -170,7 +166,7 @@ class Replanner:
 
     def _made(self, new: NewCall) -> BoundPlan | None:
         """The plan from a file if it fits the call, else a plan of its own; None: the call runs plain."""
-        found, fits, is_first = self._loaded.look_at(new, may_wait=self.on_new_shape != "error")
+        found, fits, is_first = self.loaded.look_at(new, may_wait=self.on_new_shape != "error")
         if is_first:
             self._first_plain(
                 f"{new.words}: it sets attributes, or keeps results of functions, that later calls find. It runs plain; "
@@ -179,7 +175,7 @@ class Replanner:
             return None
         if fits is not None:
             traced, plan = fits
-            if exceeded := self._loaded.exceeded(traced, plan):
+            if exceeded := self.loaded.exceeded(traced, plan):
                 self.warned.warn(exceeded)
             self._lengths.add(traced)
             return self.bind(new.model, traced, with_sums_here(plan, traced))
