@@ -32,6 +32,8 @@ from ..ways.again import AgainForward
 from ..ways.finding import Unit
 from .applied import Forward
 
+BEGINS, ENDS = "begins", "ends"
+
 
 @dataclass(frozen=True)
 class Between:
@@ -214,9 +216,6 @@ def with_uncalled(found: Between, like: Sequence[int | None], inputs: Sequence[i
                 held = (*others, (p, "held"), (u, phase))
                 moments.append(Moment(m.outside_bytes + extra + inputs[u], held, m.inside))
     return tuple(moments)
-
-
-BEGINS, ENDS = "begins", "ends"
 
 
 @dataclass

@@ -55,6 +55,9 @@ from .searching import compiled_choices, is_far, search
 from .verify import verify
 
 log = logging.getLogger("rekindle")
+FORMAT = "rekindle.remembered_parts/1"
+VERSION = 2  # raise it whenever a request leads to another plan: plans that are older are then not used
+_SHARDED = itertools.count()  # each plan of a sharded model is made anew: how it is sharded is not in the question
 
 
 def plan_parts(request: PartsRequest, found: Found | None = None, keeps_caches: bool | None = None) -> PartsPlan:
@@ -168,10 +171,6 @@ def find(request: PartsRequest, s: Subject) -> Found:
         ) from None
 
 
-FORMAT = "rekindle.remembered_parts/1"
-VERSION = 2  # raise it whenever a request leads to another plan: plans that are older are then not used
-
-
 def _place(request: PartsRequest, s: Subject, found: Found) -> Path | None:
     """The file of the plan for a request whose stages were found.
 
@@ -221,9 +220,6 @@ def _shapes(model: nn.Module) -> Sequence[Any]:
     modules = [(name, type(m).__qualname__, m.training) for name, m in model.named_modules()]
     tensors = [*model.named_parameters(), *model.named_buffers()]
     return [*modules, *((k, tuple(t.shape), str(t.dtype), t.device.type, t.requires_grad) for k, t in tensors)]
-
-
-_SHARDED = itertools.count()  # each plan of a sharded model is made anew: how it is sharded is not in the question
 
 
 def parts_for_all(request: PartsRequest) -> PartsPlan:
@@ -317,7 +313,7 @@ def _with_traces(plan: PartsPlan, request: PartsRequest, found: Found) -> PartsP
         units = [u for u in found.units if u.path == part.path]
         if part.again and all(u.trace is not None for u in units):
             raise PlanMismatch(f"{part.path!r} cannot run again in backward here")
-        traces = {u.trace.graph.hash: u.trace for u in units if u.trace is not None}
+        traces = {u.trace.graph.hash: u.trace for u in units[::-1] if u.trace is not None}  # of equal graphs, the first
         if any(p.graph_hash not in traces for p in part.plans):
             raise PlanMismatch(f"{part.path!r} has another graph here")
         bound = [replace(p, trace=traces[p.graph_hash].with_graph(p.graph)) for p in part.plans]
