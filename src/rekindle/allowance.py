@@ -63,9 +63,7 @@ class Allowance:
         return Allowance(share * max(0.0, self._end - worked()), self.whole)
 
 
-_open: ContextVar[list[Allowance] | None] = ContextVar(
-    "allowances", default=None
-)  # the part that counts now is the last
+_open: ContextVar[list[Allowance] | None] = ContextVar("allowances", default=None)  # the last one counts now
 
 
 @contextmanager

@@ -220,11 +220,7 @@ def _apply(
     with alone("apply", model), parts_taken_off(model):
         if plan.kind == "parts":
             return apply_parts(model, plan, on_new_shape, check, later=first is plan)
-        forward = PlannedForward(model, plan, on_new_shape, replan_with, check, later=first is not None)
-        if first is plan:
-            forward.leave_first_plain()
-        elif first is not None and first.kind == "step":
-            forward.serve_too(model, first)
+        forward = PlannedForward(model, plan, on_new_shape, replan_with, check, first)
         _take_off(model)
         forward.take_over(model)
     return model

@@ -29,7 +29,7 @@ from .torch.measure.probe import probe
 from .torch.measure.trial import for_later_calls
 from .torch.offload.optimizer_state import StateOnHost, bring_back, held_on_host
 from .torch.parts.applied import parts_taken_off
-from .torch.parts.for_all import PartsRequest, parts_for_all
+from .torch.parts.planning import PartsRequest, parts_for_all
 from .torch.serve.confirm import confirm, measured_plain
 from .torch.serve.planned import NEW_SHAPE, set_aside
 from .torch.situation.module_call import bind

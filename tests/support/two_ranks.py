@@ -24,7 +24,7 @@ from processes import error_of
 from rekindle.model.formats import steps_to_json
 from rekindle.planning import certify
 from rekindle.torch import trace
-from rekindle.torch.parts import for_all
+from rekindle.torch.parts import planning
 from rekindle.torch.parts.applied import PartForward
 from rekindle.torch.private import store_of_processes
 from rekindle.torch.tensors import ranks
@@ -184,20 +184,20 @@ def planned_parts(model: nn.Module, **goal: Any) -> dict[str, Any]:
     """Plans of a model's parts as this rank got them: figures, whether it planned itself, its warnings, how a step differs."""
     torch.manual_seed(0)
     made: list[Any] = []
-    real = for_all.plan_parts
+    real = planning.plan_parts
 
     def noted(request: Any) -> Any:
         made.append(request)
         return real(request)
 
-    for_all.plan_parts = noted
+    planning.plan_parts = noted
     sample, twin = (words(),), copy.deepcopy(model)
     try:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             rekindle.checkpoint(model, sample, effort="quick", cost="flops", progress=False, **goal)
     finally:
-        for_all.plan_parts = real
+        planning.plan_parts = real
     bound = [f for m in model.modules() if isinstance(f := m.__dict__.get("forward"), PartForward)]
     return {
         "plan": model.forward.plan.to_json(), "made": len(made), "bound": all(list(f.bounds) for f in bound),

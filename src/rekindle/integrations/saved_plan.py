@@ -19,8 +19,7 @@ from ..parts.plan import PartsPlan
 from ..saying.progress import telling
 from ..torch import accept as torch_accept
 from ..torch.parts.applied import parts_taken_off
-from ..torch.parts.for_all import bound_here
-from ..torch.parts.planning import PartsRequest
+from ..torch.parts.planning import PartsRequest, bound_here
 from ..torch.rewrite.rewritten import fitting
 from ..torch.serve.planned import set_aside
 from ..torch.serve.verify import check_step, require

@@ -148,8 +148,10 @@ def read(path: Path | None, format: str, made: Callable[[formats.Reader], T], mo
         return None
 
 
-def write(path: Path, doc: dict[str, Any]) -> bool:
-    """Write a document to a file of the cache folder. Gives whether it could be; the log says why not."""
+def write(path: Path | None, doc: dict[str, Any]) -> bool:
+    """Write a document to a file of the cache folder, if there is one. Gives whether it could be; the log says why not."""
+    if path is None:
+        return False
     try:
         make_private(path.parent.parent)
         make_private(path.parent)

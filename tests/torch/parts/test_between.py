@@ -5,8 +5,7 @@ from __future__ import annotations
 from rekindle.parts.division import Moment
 from rekindle.parts.ways import Figures
 from rekindle.torch.measure.memory import Level
-from rekindle.torch.parts.between import between
-from rekindle.torch.parts.watched import Call
+from rekindle.torch.parts.between import Call, between
 
 HELD = 10
 USED = [Figures(HELD, 15, 20, 0.0)] * 3

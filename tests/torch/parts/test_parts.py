@@ -25,7 +25,7 @@ from rekindle import FormatError, InfeasibleBudget, PartsPlan, PlanMismatch, Rek
 from rekindle.torch.measure import recording
 from rekindle.torch.measure.as_before import as_before
 from rekindle.torch.measure.memory import allocator_peak
-from rekindle.torch.parts.words import Covered, covered
+from rekindle.torch.parts.words import covered
 from rekindle.torch.serve.verify import subject
 
 QUICK: dict[str, Any] = {"effort": "quick", "progress": False}
@@ -116,7 +116,7 @@ def test_a_plan_that_saves_nothing_says_so(capsys: pytest.CaptureFixture[str], t
 
 def test_the_line_is_short_however_many_parts_run_plain() -> None:
     every = [f"Layer{i} (train.py:{i} reads a tensor)" for i in range(9)]
-    line = covered(nn.Linear(2, 2), Covered([], 0.96), every)
+    line = covered(nn.Linear(2, 2), [], 0.96, every)
     assert len(line) < 120
     assert line.endswith("; plain: Layer0 (train.py:0 reads a tensor) and 8 more")
 

@@ -54,20 +54,19 @@ class CompiledForward(SwitchedForward):
     it. keeps_caches : the step makes key-value caches, as `config.use_cache` says.
     """
 
+    # What a copy, or an unpickled one, makes anew. raises : the compiler's errors, in place of a warning.
+    _call: Any = None
     _late: LateValues | None = None
+    raises = False
 
     def __init__(
         self, model: nn.Module, way: Compiled | None, options: CompileOptions, kind: str, keeps_caches: bool = False
     ):
         super().__init__(model)
         self.way, self.options, self.kind, self.keeps_caches = way, options, kind, keeps_caches
-        self._training = model.training
-        self._call: Any = None
-        self._warned = WarnOnce()
-        self.raises = False  # the compiler's errors, in place of a warning
-        self._functions: list[Any] | None = functions_of_classes(
-            model
-        )  # as they are compiled; None: as at the next call
+        self._training, self._warned = model.training, WarnOnce()
+        # as they are compiled; None: as at the next call
+        self._functions: list[Any] | None = functions_of_classes(model)
 
     def _pickled(self) -> Any:
         way = None if self.way is None else self.way.saves
@@ -75,11 +74,9 @@ class CompiledForward(SwitchedForward):
 
     def _unpickle(self, pickled: Any) -> None:
         way, options, self.kind, self.keeps_caches, self._training, self.is_off = pickled
-        self.way, self.options = (
-            None if way is None else Compiled(way),
-            CompileOptions(options["mode"], options["options"]),
-        )
-        self._call, self._warned, self.raises, self._functions = None, WarnOnce(), False, None
+        self.way = None if way is None else Compiled(way)
+        self.options = CompileOptions(options["mode"], options["options"])
+        self._warned, self._functions = WarnOnce(), None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledForward:
         copied = super().__deepcopy__(memo)
@@ -113,7 +110,11 @@ class CompiledForward(SwitchedForward):
     def _make_call(self, model: nn.Module) -> Callable[..., Any]:
         """A function of (module, *arguments), whose first call compiles."""
         assert self.way is not None
-        return compiled_call(self.kind or signature(model), self.way, self.options)
+        key = self.kind or signature(model), self.way, self.options.key
+        if key not in _compiled:
+            run, how = own_function(own_forward), settings(self.way, self.options)
+            _compiled[key] = torch.compile(run, fullgraph=True, dynamic=False, options=how or None)
+        return _compiled[key]
 
     def _compiled(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         assert self.way is not None
@@ -168,9 +169,7 @@ def not_compiled(module: nn.Module, own: Any) -> str:
     if own is not None or any("forward" in table for table in inside):
         return "has a forward of its own"
     a, b, c, d = HOOKS
-    if any(
-        table[a] or table[b] or table[c] or table[d] for table in inside
-    ):  # at each call: a loop over HOOKS takes twice as long
+    if any(table[a] or table[b] or table[c] or table[d] for table in inside):  # a loop over HOOKS takes twice as long
         return "has hooks on its submodules"
     return ""
 
@@ -197,18 +196,6 @@ def replaced(functions: list[Any]) -> str:
         if function_in(getattr(kind, name, None)) is not f or CODE(f) != code:
             return f"has another {kind.__name__}.{name} than when it was compiled"
     return ""
-
-
-def compiled_call(kind: Any, way: Compiled, options: CompileOptions) -> Callable[..., Any]:
-    """The compiled function of (module, *arguments) for modules of one kind. The first call compiles.
-
-    kind : equal for modules that share what is compiled (see `recording.signature`).
-    """
-    key = kind, way, options.key
-    if key not in _compiled:
-        run, how = own_function(own_forward), settings(way, options)
-        _compiled[key] = torch.compile(run, fullgraph=True, dynamic=False, options=how or None)
-    return _compiled[key]
 
 
 def settings(way: Compiled, options: CompileOptions) -> dict[str, Any]:

@@ -26,6 +26,32 @@ from .compiler import min_cut
 
 VERSION = 7  # raise it whenever a way saves other results: what was compiled and measured before is then not used
 _BLOCK = "rekindle block"  # under "custom" in the notes of a node, which torch.compile copies to the nodes made of it
+aten = torch.ops.aten
+_DIGITS = 2  # of a price: results whose prices differ by less are saved together
+
+
+def _row(i: int) -> Callable[[Sequence[Any]], int]:
+    return lambda args: args[i].shape[-1]
+
+
+# operator -> the length of the sum behind each number of its result
+_SUMMED: dict[Any, Callable[[Sequence[Any]], int]] = {
+    aten.mm: _row(0),
+    aten.bmm: _row(0),
+    aten.addmm: _row(1),
+    aten.baddbmm: _row(1),
+    **{getattr(aten, name): _row(0) for name in ("_scaled_mm", "_grouped_mm") if hasattr(aten, name)},
+    aten.convolution: lambda args: math.prod(args[1].shape[1:]),
+    **{
+        getattr(aten, name): lambda args: 2 * args[1].shape[-2]
+        for name in (
+            "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention",
+            "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
+        )
+        if hasattr(aten, name)
+    },
+}  # fmt: skip
+PRODUCTS = frozenset(_SUMMED)  # operators whose results are worth saving
 
 
 class Saving:
@@ -127,34 +153,6 @@ def _price(node: fx.Node) -> float:
     made = _made(node)
     args, kwargs = fx.node.map_arg((made.args, made.kwargs), lambda n: n.meta["val"])
     return price(made.target, args, kwargs)
-
-
-aten = torch.ops.aten
-_DIGITS = 2  # of a price: results whose prices differ by less are saved together
-
-
-def _row(i: int) -> Callable[[Sequence[Any]], int]:
-    return lambda args: args[i].shape[-1]
-
-
-# operator -> the length of the sum behind each number of its result
-_SUMMED: dict[Any, Callable[[Sequence[Any]], int]] = {
-    aten.mm: _row(0),
-    aten.bmm: _row(0),
-    aten.addmm: _row(1),
-    aten.baddbmm: _row(1),
-    **{getattr(aten, name): _row(0) for name in ("_scaled_mm", "_grouped_mm") if hasattr(aten, name)},
-    aten.convolution: lambda args: math.prod(args[1].shape[1:]),
-    **{
-        getattr(aten, name): lambda args: 2 * args[1].shape[-2]
-        for name in (
-            "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention",
-            "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
-        )
-        if hasattr(aten, name)
-    },
-}  # fmt: skip
-PRODUCTS = frozenset(_SUMMED)  # operators whose results are worth saving
 
 
 def price(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:

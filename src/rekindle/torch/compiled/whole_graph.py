@@ -56,13 +56,10 @@ class StagedForward(CompiledForward):
         self._own, self.unused, self.in_one = own, tuple(unused), in_one
         self.left_out = 0  # results that the last traced graph does not make
         self.graphs: list[str] = []  # a digest of how the stages are linked in each graph that was traced
-        self.ways: Mapping[str, Compiled] = {}
-        self.copies_of: Callable[[str], PartCopies | None] = lambda _: None
-        self.tallies: dict[str, Tally] = {}  # path of a stage -> how often it ran
-        self._planned: Collection[str] | None = None
         self._known: dict[tuple[str, str], Stage] = {}
         self._bodies: dict[str, fx.GraphModule] = {}
         self._noted: Callable[..., Any] | None = None
+        self.run_by({})
 
     @property
     def stages(self) -> list[Stage]:

@@ -177,39 +177,39 @@ class HostPool:
         self._idle: list[Block] = []
         self._total = 0
 
-    def reserve(self, sizes: Iterable[int], most: int | None) -> None:
+    def reserve(self, sizes: Iterable[int], most: int | None, is_last: bool = False) -> None:
         """Have blocks of so many bytes, before a step needs them. most : bytes of all blocks together; None: what they need.
+        is_last : the blocks of other plans are gone already.
 
         Raises
         ------
         RekindleError : the host does not have so much memory.
         """
-        wanted = sorted(sizes, reverse=True)
+        wanted, taken = sorted(sizes, reverse=True), list[Block]()
         try:
-            self._reserve(wanted, most)
-        except RekindleError:  # blocks of another plan may serve for smaller ones, and take the room
+            taken.extend(self._take(size, most) for size in wanted)
+        except RekindleError:
+            if is_last:
+                raise
+        finally:
+            self._idle += taken
+        if len(taken) < len(wanted):  # blocks of another plan may serve for smaller ones, and take the room
             with self._lock:
                 self._drop_idle()
-            self._reserve(wanted, most)
-
-    def _reserve(self, sizes: Iterable[int], most: int | None) -> None:
-        taken: list[Block] = []
-        try:
-            for size in sizes:
-                taken.append(self._take(size, most))
-        finally:
-            for block in taken:
-                self.give(block)
+            self.reserve(wanted, most, is_last=True)
 
     def take(self, size: int, most: int | None) -> Block | None:
-        """A block of at least so many bytes; None: the host has no more room, which is said once."""
+        """A block of at least so many bytes, for later ops to write; None: the host has no more room, which is said once."""
         try:
-            return self._take(size, most)
+            block = self._take(size, most)
         except RekindleError as e:
             notices.warn(
                 f"values stay on the device that a plan copies to the host, since more steps are in progress: {e}"
             )
             return None
+        if block.last is not None:
+            block.last.wait()
+        return block
 
     def give(self, block: Block) -> None:
         """Take back a block that no step uses any more."""
@@ -332,8 +332,6 @@ class Away:
             return
         if self._block is None:
             self._block = self._pool.take(self._size, self._most)
-            if self._block is not None and self._block.last is not None:
-                self._block.last.wait()
         if self._block is not None:
             copy.host = self._block.memory[offset : offset + size]
             whole = torch.empty(0, dtype=torch.uint8, device=t.device).set_(t.untyped_storage())

@@ -259,8 +259,6 @@ class SavedCopies:
             if self._block is None:
                 self._room = 0
                 return None
-            if self._block.last is not None:
-                self._block.last.wait()
         if t.device != self._device:
             return None
         host = self._block.memory[self._used : self._used + size]

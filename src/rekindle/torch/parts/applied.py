@@ -299,13 +299,12 @@ def parts_forward(model: nn.Module) -> PartsForward | None:
 
 @contextlib.contextmanager
 def parts_taken_off(model: nn.Module, for_good: bool = True) -> Iterator[None]:
-    """Inside, the model has no planned parts. They are back if an error leaves; without `for_good`, in any case."""
-    root = parts_forward(model)
-    if root is None:
-        yield
-        return
-    forwards = forwards_of(model)
-    root.give_back(model)
+    """Inside, the model has no planned parts but those that it is given there. The earlier ones are back if an error leaves;
+    without `for_good`, in any case."""
+    root, before = parts_forward(model), list[tuple[nn.Module, Forward | PartsForward]]()
+    if root is not None:
+        before = [*forwards_of(model), (model, root)]
+        root.give_back(model)
     try:
         yield
     except BaseException:
@@ -313,9 +312,10 @@ def parts_taken_off(model: nn.Module, for_good: bool = True) -> Iterator[None]:
         raise
     finally:
         if not for_good:
-            for m, forward in forwards:
+            if (inside := parts_forward(model)) is not None:
+                inside.give_back(model)
+            for m, forward in before:
                 forward.take_over(m)
-            root.take_over(model)
 
 
 @contextlib.contextmanager

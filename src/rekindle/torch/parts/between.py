@@ -7,13 +7,32 @@ the plans, as long as these save no more of their inputs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch.autograd.graph import get_gradient_edge
 
 from ...parts.division import PHASES, Moment
 from ...parts.ways import Figures
-from ..measure.memory import Level
-from .watched import BEGINS, ENDS, Call, Event
+from ..compiled.compiled_forward import CompiledForward
+from ..compiled.compiler import is_compiled
+from ..measure.memory import Level, Levels
+from ..private import will_run
+from ..run.execute import boundary_of, last_stage_of
+from ..run.own_forward import forward_instead
+from ..serve.planned import PlannedForward
+from ..tensors import tree
+from ..tensors.op_tensors import storage_of
+from ..ways.again import AgainForward
+from ..ways.finding import Unit
+from .applied import Forward
+
+BEGINS, ENDS = "begins", "ends"
 
 
 @dataclass(frozen=True)
@@ -48,7 +67,8 @@ def between(
         moments.append(books.moment(x.peak))
         books.settle(x.level)
         if x.name:
-            books.note(Event.of(x.name))
+            call, phase, what = x.name.split()
+            books.note(int(call), phase, what)
     at_end = books.at_end or (0, {})
     counts = tuple(sum(c.unit == i for c in calls) for i in range(len(used)))
     inside = tuple(at_end[1].get(i, 0) for i in range(len(used)))
@@ -131,24 +151,23 @@ class _Books:
             change -= taken
         self.outside = max(0, self.outside + change)
 
-    def note(self, event: Event) -> None:
-        """Take note of an event."""
-        call, unit, phase = event.call, self.calls[event.call].unit, event.phase
-        if unit < 0:
+    def note(self, call: int, phase: str, what: str) -> None:
+        """Take note of an event, as `Watched` marks it."""
+        if (unit := self.calls[call].unit) < 0:
             return
-        if phase == "backward" and event.what == BEGINS and self.at_end is None:
+        if phase == "backward" and what == BEGINS and self.at_end is None:
             by_unit: dict[int, int] = {}
             for c, n in self.inside.items():
                 by_unit[self.calls[c].unit] = by_unit.get(self.calls[c].unit, 0) + n
             self.at_end = self.outside + sum(self.inside.values()), by_unit
-        if phase == "forward" and event.what == ENDS:
+        if phase == "forward" and what == ENDS:
             self.order.append(call)
             self.near = self._before(len(self.order))
-        elif phase == "backward" and event.what == BEGINS and call in self.order:
+        elif phase == "backward" and what == BEGINS and call in self.order:
             self.near = self._before(self.order.index(call))
         if self.is_open[unit]:
-            self._note_open(call, event)
-        elif event.what == BEGINS:
+            self._note_open(call, phase, what)
+        elif what == BEGINS:
             if phase == "backward" and call in self.holding:
                 self.holding.remove(call)
             self.running.append((call, phase))
@@ -157,15 +176,15 @@ class _Books:
             if phase == "forward":
                 self.holding.append(call)
 
-    def _note_open(self, call: int, event: Event) -> None:
-        if event.what == BEGINS:
+    def _note_open(self, call: int, phase: str, what: str) -> None:
+        if what == BEGINS:
             self.inside.setdefault(call, 0)
-            self.opened.append((call, event.phase))
+            self.opened.append((call, phase))
             return
-        if (call, event.phase) not in self.opened:
+        if (call, phase) not in self.opened:
             return
-        self.opened.remove((call, event.phase))
-        if event.phase == "forward":
+        self.opened.remove((call, phase))
+        if phase == "forward":
             goes = min(self.inside[call], self.calls[call].result_bytes)
             self.inside[call] -= goes
         else:
@@ -197,3 +216,159 @@ def with_uncalled(found: Between, like: Sequence[int | None], inputs: Sequence[i
                 held = (*others, (p, "held"), (u, phase))
                 moments.append(Moment(m.outside_bytes + extra + inputs[u], held, m.inside))
     return tuple(moments)
+
+
+@dataclass
+class Call:
+    """One call of a part in a measured step.
+
+    unit : its number; -1: it ran without a plan. result_bytes : of what it made. shared : numbers of its input tensors that the
+    call before it, or the one after it, has as well.
+    """
+
+    unit: int = -1
+    result_bytes: int = 0
+    shared: set[int] = field(default_factory=set)
+
+
+class Watched:
+    """The calls of parts in one step, noted as marks of `levels`: the call with the number 2 begins its forward ("2 forward
+    begins"), ends it, begins its backward, and ends it."""
+
+    def __init__(self, levels: Levels) -> None:
+        self.levels = levels
+        self.calls: list[Call] = []
+        self._runs: int | None = None  # the compiled part whose backward runs
+        self._inputs: list[weakref.ref[torch.Tensor]] = []  # of the last call
+
+    @contextlib.contextmanager
+    def watching(self, applied: Sequence[tuple[Forward, Sequence[int], Sequence[Unit]]]) -> Iterator[None]:
+        """While this context is open, every call of a forward in `applied` is appended to `calls`, with its beginning and end.
+
+        applied : (forward, numbers of its module's units, those units), as `Choices.applied` gives them.
+        """
+        with contextlib.ExitStack() as stack:
+            for forward, numbers, units in applied:
+                if isinstance(forward, PlannedForward):
+                    noted = self._planned(forward, dict(zip((u.key for u in units), numbers, strict=True)))
+                elif isinstance(forward, CompiledForward) and forward.way is not None:
+                    noted = self._compiled(forward, numbers[0])
+                else:
+                    noted = self._open(forward, numbers[0])
+                stack.enter_context(forward_instead(units[0].module, noted))
+            yield
+
+    def _planned(self, planned: PlannedForward, numbers: dict[Any, int]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled():
+                return planned(*args, **kwargs)
+            call = self._begin(tree.tensors_in((args, kwargs)))
+            planned.last = None
+            result = planned(*args, **kwargs)
+            last = planned.last
+            self._end(call, -1 if last is None else numbers.get(last.trace.key, -1), (), result)
+            node = boundary_of(tree.tensors_in(result))
+            if node is not None:
+                node.register_prehook(lambda _: self._mark(call, "backward", BEGINS))
+                last_stage_of(node).register_hook(lambda *_: self._mark(call, "backward", ENDS))
+            return result
+
+        return forward
+
+    def _compiled(self, compiled: CompiledForward, number: int) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled():
+                return compiled(*args, **kwargs)
+            call = self._begin(tree.tensors_in((args, kwargs)))
+            result = compiled(*args, **kwargs)
+            given = tree.flatten((args, kwargs), opaque_ok=True)[0]
+            around = {get_gradient_edge(t).node for t in given if t.requires_grad}
+            nodes = _behind((t.grad_fn for t in tree.tensors_in(result)), around)
+            node = next(filter(is_compiled, nodes), None)  # None: nothing of it is differentiated
+            self._end(call, -1 if node is None else number, given, result)
+            if node is not None:
+                node.register_prehook(lambda _: self._backward_begins(call))
+                if not any(is_compiled(n) for n in around):
+                    node.register_hook(lambda *_: self._backward_ends())
+                # A hook behind a node keeps the gradient that the node is given. The next part's hook serves as well.
+            return result
+
+        return forward
+
+    def _open(self, again: AgainForward | CompiledForward, number: int) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            tensors, spec = tree.flatten((args, kwargs), opaque_ok=True)
+            around = {get_gradient_edge(t).node for t in tensors if t.requires_grad}
+            if not torch.is_grad_enabled() or not around or tree.opaque_kinds(spec):
+                return again(*args, **kwargs)
+            call = self._begin(tree.tensors_in((args, kwargs)))
+            result = again(*args, **kwargs)
+            self._end(call, number, tensors, result)
+            nodes = {t.grad_fn for t in tree.tensors_in(result) if t.grad_fn is not None} - around
+            # A node of our own around an input would add up the gradients of the input's uses before eager does.
+            last = [n for n in _behind(nodes, around) if any(m in around for m, _ in n.next_functions)]
+            left: set[int] = set()  # ids of the nodes of `last` that have not run
+
+            def begins(_: Any) -> None:
+                if last:
+                    left.update(id(n) for n in last if will_run(n))
+                    last.clear()
+                    self._backward_ends()
+                    self._mark(call, "backward", BEGINS)
+
+            def ends(number: int, *_: Any) -> None:
+                if number in left:
+                    left.discard(number)
+                    if not left:
+                        self._mark(call, "backward", ENDS)
+
+            for node in last:
+                node.register_hook(partial(ends, id(node)))
+            for node in nodes:
+                node.register_prehook(begins)
+            return result
+
+        return forward
+
+    def _backward_begins(self, call: int) -> None:
+        self._backward_ends()
+        self._mark(call, "backward", BEGINS)
+        self._runs = call
+
+    def _backward_ends(self) -> None:
+        """Note that the compiled part whose backward began last is over."""
+        if self._runs is not None:
+            self._mark(self._runs, "backward", ENDS)
+        self._runs = None
+
+    def _begin(self, given: Sequence[torch.Tensor]) -> int:
+        before = {id(t): i for i, at in enumerate(self._inputs) if (t := at()) is not None}
+        shared = {i: before[id(t)] for i, t in enumerate(given) if id(t) in before}
+        if shared:
+            self.calls[-1].shared.update(shared.values())
+        self._inputs = [weakref.ref(t) for t in given]
+        self.calls.append(Call(shared={*shared}))
+        self._mark(len(self.calls) - 1, "forward", BEGINS)
+        return len(self.calls) - 1
+
+    def _end(self, call: int, unit: int, given: Sequence[torch.Tensor], result: Any) -> None:
+        mine = {id(storage_of(t)) for t in given}
+        made = {id(s): s.nbytes() for t in tree.tensors_in(result) if (s := storage_of(t)) is not None}
+        noted = self.calls[call]
+        noted.unit, noted.result_bytes = unit, sum(n for k, n in made.items() if k not in mine)
+        self._mark(call, "forward", ENDS)
+
+    def _mark(self, call: int, phase: str, what: str) -> None:
+        self.levels.mark(f"{call} {phase} {what}")
+
+
+def _behind(nodes: Iterable[Any], around: set[Any]) -> Iterator[Any]:
+    """These autograd nodes and those behind them, as far as the nodes `around`."""
+    stack = [n for n in nodes if n is not None and n not in around]
+    seen = {*stack, *around}
+    while stack:
+        node = stack.pop()
+        yield node
+        more = [n for n, _ in node.next_functions if n is not None and n not in seen]
+        seen.update(more)
+        stack += more

@@ -113,10 +113,6 @@ class Choices:
         """The choices of the ways that copy nothing to the host."""
         return replace(self, ways=[[w for w in found if w.offloaded is None] for found in self.ways])
 
-    def min_cut(self) -> tuple[int, ...]:
-        """Every part compiled as it is, where parts are compiled: their first way."""
-        return tuple(0 for _ in self.units)
-
     # -- on the model ------------------------------------------------------------------------------------------------
     def parts(self, chosen: Chosen) -> tuple[list[Part], list[int]]:
         """(the parts that do not run plain with these ways, the numbers of their units)."""

@@ -38,11 +38,9 @@ from ..tensors.sharded import class_name
 from ..trace import plain_forward
 from ..ways.finding import Found
 from . import words
-from .between import Between, between
+from .between import Between, Watched, between
 from .choices import Choices, Chosen, with_copied_ways
 from .searching import reference, rounded
-from .watched import Watched
-from .words import Covered, covered
 
 # All are guesses.
 DIVISIONS_MOST = 4  # that are tried by a measured step
@@ -102,16 +100,6 @@ class Dividing(HoldsResident):
         self.plain_peak: int | None = None  # of a plain step that calls every unit, without resident bytes
         self.seconds = math.inf  # of all parts in a step by the plan, once it is made
         self.resident_bytes = held_throughout(request, s)
-
-    @property
-    def keeps_goal(self) -> bool:
-        """Whether the plan keeps the goal as asked; else no plan does, and it is the least."""
-        return self.goal == self.options.goal
-
-    @property
-    def has_limit(self) -> bool:
-        """Whether the goal is a budget."""
-        return self._limit() is not None
 
     def plan(self, begin: float) -> PartsPlan:
         """The plans. begin : when work on the request began, in seconds of `time.monotonic`."""
@@ -178,8 +166,8 @@ class Dividing(HoldsResident):
 
     def _run_min_cut(self) -> None:
         """Run the step with every part compiled as it is, to compare other ways with its numbers."""
-        how = self.choices.compile or CompileOptions()
-        with without_caches(self.model, self.choices.keeps_caches), self.choices.applied(self.choices.min_cut()):
+        how, as_it_is = self.choices.compile or CompileOptions(), [0] * len(self.choices.units)
+        with without_caches(self.model, self.choices.keeps_caches), self.choices.applied(as_it_is):
             self.theirs, self.apart = reference(self.eager, partial(self._run, "planned"), how)
 
     def _run(self, which: str, levels: Levels | None = None) -> Outcome:
@@ -200,10 +188,7 @@ class Dividing(HoldsResident):
         """
         levels = self.s.levels()
         watched = Watched(levels)
-        with (
-            without_caches(self.model, self.choices.keeps_caches),
-            self.choices.applied(chosen) as forwards,
-        ):
+        with without_caches(self.model, self.choices.keeps_caches), self.choices.applied(chosen) as forwards:
             try:
                 if any(isinstance(f, CompiledForward) and not f.is_ready for f, _, _ in forwards):
                     self._run("planned")  # compiling takes memory
@@ -245,11 +230,6 @@ class Dividing(HoldsResident):
         self.found.plain += [x for x in dict.fromkeys(lines) if x not in self.found.plain]
         return {*vain}
 
-    def _measured_peak(self, chosen: Chosen) -> int:
-        """The peak of a step with these ways, in bytes without resident ones. Raises as `_measure`."""
-        steps = 1 if self.request.turns is None else SHARDED_STEPS
-        return max(self._measure(chosen).peak_bytes for _ in range(steps))
-
     def _differs(self, differences: Sequence[str], chosen: Chosen) -> ParityError:
         def planned() -> Outcome:
             with without_caches(self.model, self.choices.keeps_caches), self.choices.applied(chosen):
@@ -275,7 +255,9 @@ class Dividing(HoldsResident):
             if not self.request.check:
                 return _Answer(division, division.peak_bytes, division.peak_bytes)
             announce(self.options.progress, "checking the plans by a measured step")
-            over = self._measured_peak(division.chosen) - as_measured.peak(division.chosen)
+            steps = 1 if self.request.turns is None else SHARDED_STEPS
+            taken = max(self._measure(division.chosen).peak_bytes for _ in range(steps))
+            over = taken - as_measured.peak(division.chosen)
             peak = division.peak_bytes + over  # of a step that calls every unit; else the measured one
             fits = limit is None or peak <= limit
             if fits and (best is None or division.extra < best.division.extra):
@@ -333,7 +315,7 @@ class Dividing(HoldsResident):
             least_overhead=min(division.bound, division.extra) / plain if goal.is_budget else 0.0,
             goal=goal,
             cost=self.options.cost,
-            covered=covered(self.model, self._covers(before, used, step, division), self.found.plain),
+            covered=self._covered(before, used, step, division),
             solve_seconds=time.monotonic() - begin,
             not_counted=counted(self.model, captured.optimizer, captured.state_bytes)[1],
             input_bytes=bytes_of(self.s.sample.tensors),
@@ -344,14 +326,16 @@ class Dividing(HoldsResident):
             captured=captured,
         )
 
-    def _covers(self, before: Between, used: list[int], step: Step, division: Division) -> Covered:
-        """The planned parts, and the share that they have of the bytes held between forward and backward in the plain step."""
+    def _covered(self, before: Between, used: list[int], step: Step, division: Division) -> str:
+        """The line about the planned parts, and their share of the bytes held from forward to backward in the plain step."""
         units, ways = self.choices.units, self.choices.ways
         plain = [n * w[0].figures.held_bytes for w, n in zip(ways, before.calls, strict=True)]
         inside = [u for u in range(len(units)) if any(u == v or units[u].is_inside(units[v].path) for v in used)]
         mine = sum(plain[u] + before.at_end_inside[u] for u in inside)
         every = sum(plain) + before.at_end_bytes
         share = min(1.0, mine / max(1, every))
-        eager = sum(n * x for n, x in zip(step.calls, self.choices.eager_seconds or [0.0] * len(units), strict=True))
-        of_eager = (self.choices.plain_cost(step.calls) + division.extra) / eager if eager else 0.0
-        return Covered([units[u] for u in used], share, self.choices.compile is not None, of_eager)
+        of_eager = None
+        if self.choices.compile is not None:
+            eager = sum(n * x for n, x in zip(step.calls, self.choices.eager_seconds, strict=True))
+            of_eager = (self.choices.plain_cost(step.calls) + division.extra) / eager if eager else 0.0
+        return words.covered(self.model, [units[u] for u in used], share, self.found.plain, of_eager)

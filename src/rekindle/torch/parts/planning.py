@@ -1,4 +1,5 @@
-"""Plans the parts of a model under one goal: find them, search their ways, divide the goal among them.
+"""Plans the parts of a model under one goal: find them, search their ways, divide the goal among them. Of the processes of a
+distributed run, the first that asks makes the plan, and the others bind and check it.
 
 Plans of compiled stages are remembered on disk: the next start of the same script compiles, measures and compares nothing. One
 JSON file per request, in the folder `parts` of the cache folder ($REKINDLE_CACHE or ~/.cache/rekindle), is named by a digest of
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import logging
 import time
 from collections import Counter
@@ -23,30 +25,38 @@ from torch import nn
 
 from ...ask import PlanOptions
 from ...compiling import CompileOptions
-from ...errors import FormatError, InfeasibleBudget, ParityError, RekindleError, TraceError
+from ...errors import FormatError, InfeasibleBudget, ParityError, PlanMismatch, RekindleError, TraceError, UsageError
 from ...model import formats, options_file
 from ...model.cache_folder import cache_folder
 from ...parts.files import parts_plan_from_json
 from ...parts.plan import PartsPlan
 from ...planning.remembered import digest, read, write
+from ...saying.notices import warn
+from ...saying.progress import announce
 from .. import accept
 from ..compiled.saving import VERSION as SAVING_VERSION
 from ..compiled.stage import Stage
 from ..costs.cache import environment
 from ..measure.as_before import as_before
 from ..measure.caches import matter, without_caches
-from ..measure.measured_step import Subject
-from ..serve.verify import subject
-from ..tensors import tree
+from ..measure.measured_step import Calls, Subject, run
+from ..serve.verify import require, subject
+from ..tensors import ranks, tree
 from ..tensors.precision import deterministic
-from ..tensors.sharded import class_name
+from ..tensors.sharded import any_fully_sharded, class_name
+from ..trace import plain_forward
 from ..ways import compiled_finding
 from ..ways.finding import Finder, Found
 from . import words
+from .applied import Replan
 from .dividing import Dividing, PartsRequest, held_throughout
 from .searching import compiled_choices, is_far, search
+from .verify import verify
 
 log = logging.getLogger("rekindle")
+FORMAT = "rekindle.remembered_parts/1"
+VERSION = 2  # raise it whenever a request leads to another plan: plans that are older are then not used
+_SHARDED = itertools.count()  # each plan of a sharded model is made anew: how it is sharded is not in the question
 
 
 def plan_parts(request: PartsRequest, found: Found | None = None, keeps_caches: bool | None = None) -> PartsPlan:
@@ -87,7 +97,7 @@ def plan_parts(request: PartsRequest, found: Found | None = None, keeps_caches: 
             tried.append(in_one)
         plan = _better(tried, begin) if len(tried) > 1 else tried[0].plan(begin)
         if not any(is_far(d.apart) for d in tried):  # else the next start should warn again
-            _keep(path, plan)
+            write(path, {"format": FORMAT, "plan": plan.to_json(), "offer": plan.offer})
         return plan
 
 
@@ -130,11 +140,10 @@ def _better(tried: Sequence[Dividing], begin: float) -> PartsPlan:
             log.debug("no plan of the model in one piece: %s", e)
     if not made:
         raise errors[0]
-    if any(d.keeps_goal for d, _ in made):
-        made = [(d, p) for d, p in made if d.keeps_goal]
+    made = [(d, p) for d, p in made if d.goal == d.options.goal] or made  # others are of least memory
     if len(made) == 1:
         return made[0][1]
-    if not made[0][0].has_limit:
+    if not made[0][0].goal.is_budget:
         return min((p for _, p in made), key=lambda p: p.peak_bytes)
     return min(made, key=lambda x: x[0].seconds)[1]
 
@@ -159,10 +168,6 @@ def find(request: PartsRequest, s: Subject) -> Found:
             f"{class_name(request.model)} itself fails on this sample: {type(e).__name__}: {e}. Give a sample that "
             "model(…) works on"
         ) from None
-
-
-FORMAT = "rekindle.remembered_parts/1"
-VERSION = 2  # raise it whenever a request leads to another plan: plans that are older are then not used
 
 
 def _place(request: PartsRequest, s: Subject, found: Found) -> Path | None:
@@ -196,12 +201,6 @@ def _plan(asked: PlanOptions, r: formats.Reader) -> PartsPlan:
     return replace(plan, offer=None if offer is None else (offer[0], offer[1]))
 
 
-def _keep(path: Path | None, plan: PartsPlan) -> None:
-    """Write the plan to the file."""
-    if path is not None:
-        write(path, {"format": FORMAT, "plan": plan.to_json(), "offer": plan.offer})
-
-
 def question(request: PartsRequest) -> dict[str, Any]:
     """All on which the plans depend, but for measured costs and the state of the model: processes should not differ there."""
     options, captured = request.options, request.captured
@@ -220,3 +219,119 @@ def _shapes(model: nn.Module) -> Sequence[Any]:
     modules = [(name, type(m).__qualname__, m.training) for name, m in model.named_modules()]
     tensors = [*model.named_parameters(), *model.named_buffers()]
     return [*modules, *((k, tuple(t.shape), str(t.dtype), t.device.type, t.requires_grad) for k, t in tensors)]
+
+
+def parts_for_all(request: PartsRequest) -> PartsPlan:
+    """The plans of parts that every process gets that asks for the same: a model of the same shapes, inputs and options.
+
+    A process whose model turns out to be another one warns, and plans by itself. Raises as `plan_parts`.
+    """
+    if any_fully_sharded(request.model):
+        return _parts_of_sharded(request)
+    found = ranks.once(
+        "the plans of parts", question(request), lambda: plan_parts(request), PartsPlan.to_json, request.options.report
+    )
+    if not isinstance(found, ranks.Received):
+        return found
+    try:
+        return bound_here(request, parts_plan_from_json(found.answer, "the plans of parts of another process"))
+    except RekindleError as e:
+        warn(
+            f"the plans of parts that another process made do not fit the {class_name(request.model)} of this one, which "
+            f"plans by itself, so plans differ from process to process: {e}"
+        )
+        return plan_parts(request)
+
+
+def _parts_of_sharded(request: PartsRequest) -> PartsPlan:
+    """The same for a model that `fully_shard` has sharded. All processes run each step together: while the first one measures
+    planned steps, the others take plain ones, in which the same pieces of parameters and gradients travel.
+
+    Raises
+    ------
+    UsageError : the model is made of fake tensors.
+    RekindleError : as `plan_parts`.
+    """
+    model, how = request.model, request.captured
+    s = subject(model, request.sample, None, how.gradients, how.unused_by_parts)
+    if s.fake is not None:
+        raise UsageError(
+            f"{class_name(model)} is sharded and made of fake tensors, which no process can send; plan it before fully_shard"
+        )
+    alike = deterministic() if how.compile is None else contextlib.nullcontext()
+    with accept.gradients_on(), as_before(model, s.sample.tensors), alike:
+        keeps = matter(s)
+        with without_caches(model, keeps):
+            found = find(request, s)
+        turns = ranks.Turns(lambda: run(s, plain_forward(model), "plain", Calls.HELD))
+        made = ranks.once(
+            "the plans of parts", question(request) | {"inputs": [], "sharded": next(_SHARDED)},
+            lambda: plan_parts(replace(request, turns=turns), found, keeps), PartsPlan.to_json, request.options.report, turns,
+        )  # fmt: skip
+    if not isinstance(made, ranks.Received):
+        return made
+    plan = parts_plan_from_json(made.answer, "the plans of parts of another process")
+    try:
+        return _with_traces(plan, request, found)
+    except PlanMismatch:  # the inputs of this process have other shapes
+        return _carried_over(plan, request, found)
+
+
+def bound_here(request: PartsRequest, plan: PartsPlan) -> PartsPlan:
+    """The plans, bound to this process's model and checked by measured steps.
+
+    Raises
+    ------
+    RekindleError : they do not fit the model, do not give the plain step's numbers, or exceed the budget here.
+    """
+    s, found = subject(request.model, request.sample, gradients=request.captured.gradients), Found()
+    if request.captured.compile is None:  # compiled parts have no traces
+        with (
+            accept.gradients_on(),
+            as_before(request.model, s.sample.tensors, fake=s.fake is not None),
+            s.fake or deterministic(),
+            without_caches(request.model, plan.keeps_caches),
+        ):
+            found = find(request, s)
+    bound = _with_traces(plan, request, found)
+    if request.check and s.fake is None:
+        announce(request.options.progress, "checking the plans of another process by a measured step")
+        require(verify(request.model, request.sample, bound), "the step with planned parts", bound)
+    return bound
+
+
+def _with_traces(plan: PartsPlan, request: PartsRequest, found: Found) -> PartsPlan:
+    """The plans with the traces of this process.
+
+    Raises
+    ------
+    PlanMismatch : a part has another graph here, or must not run again.
+    """
+    parts = []
+    for part in plan.parts:
+        units = [u for u in found.units if u.path == part.path]
+        if part.again and all(u.trace is not None for u in units):
+            raise PlanMismatch(f"{part.path!r} cannot run again in backward here")
+        traces = {u.trace.graph.hash: u.trace for u in units[::-1] if u.trace is not None}  # of equal graphs, the first
+        if any(p.graph_hash not in traces for p in part.plans):
+            raise PlanMismatch(f"{part.path!r} has another graph here")
+        bound = [replace(p, trace=traces[p.graph_hash].with_graph(p.graph)) for p in part.plans]
+        parts.append(replace(part, plans=tuple(bound)))
+    return replace(plan, parts=tuple(parts), captured=request.captured)
+
+
+def _carried_over(plan: PartsPlan, request: PartsRequest, found: Found) -> PartsPlan:
+    """The same schedules for other shapes; where one does not keep its goal there, one that holds as small a share.
+
+    Raises
+    ------
+    PlanMismatch : a part cannot be captured here.
+    """
+    parts = []
+    for part in plan.parts:
+        traces = [u.trace for u in found.units if u.path == part.path and u.trace is not None]
+        if not traces:
+            raise PlanMismatch(f"{part.path!r} cannot be captured here, but in another process it can")
+        replan = Replan(part.plans)
+        parts.append(replace(part, plans=tuple(replan(t, request.options, ()).plan for t in traces)))
+    return replace(plan, parts=tuple(parts), captured=request.captured)

@@ -57,33 +57,26 @@ def _plans(s: Subject, found: Found, options: PlanOptions, check: bool) -> dict[
     known: dict[str, list[Way]] = {}
     units = [(u, u.trace) for u in found.units if u.trace is not None]
     allowance.of_step(sum(float(traced.graph.weights("seconds").sum()) for _, traced in units))
-    sizes = {traced.graph.hash: len(traced.graph.ops) for _, traced in units}
-    every_op = sum(sizes.values())
-    for unit, traced in units:
-        graph = traced.graph
-        if graph.hash not in known:
-            announce(options.progress, f"searching plans for {unit.path} ({len(graph.ops):,} ops)")
-            limit = None if options.time_limit is None else options.time_limit * sizes[graph.hash] / every_op
-            left = sum(n for h, n in sizes.items() if h not in known)
-            with allowance.part(sizes[graph.hash] / left):
-                finish = stages.finish(traced.lowered)
-                known[graph.hash] = ways(graph, replace(options, time_limit=limit), finish, len(found.units))
     count = Counter(traced.graph.hash for _, traced in units)
+    kinds = {traced.graph.hash: (u, traced) for u, traced in units[::-1]}  # the first unit of each graph
+    sizes = {h: len(kinds[h][1].graph.ops) for h in count}
+    for h, ops in sizes.items():
+        unit, traced = kinds[h]
+        announce(options.progress, f"searching plans for {unit.path} ({ops:,} ops)")
+        limit = None if options.time_limit is None else options.time_limit * ops / sum(sizes.values())
+        with allowance.part(ops / sum(n for k, n in sizes.items() if k not in known)):
+            finish = stages.finish(traced.lowered)
+            known[h] = ways(traced.graph, replace(options, time_limit=limit), finish, len(found.units))
     every = sum(n * known[h][0].figures.held_bytes for h, n in count.items())
-    tried: set[str] = set()
-    for unit, traced in units:
-        graph = traced.graph
-        useful = known[graph.hash]
-        if graph.hash in tried:
-            continue
-        tried.add(graph.hash)
+    for h, n in count.items():
+        unit, useful = kinds[h][0], known[h]
         saved, plain = _saved(useful), useful[0].figures
         few = saved < SAVED_LEAST_SHARE * max(plain.held_bytes, plain.backward_bytes)
-        if few or count[graph.hash] * saved < ALIKE_LEAST_SHARE * every:
-            known[graph.hash] = []
+        if few or n * saved < ALIKE_LEAST_SHARE * every:
+            known[h] = []
         elif check and s.fake is None and (wrong := _wrong(unit, useful[smallest(useful)], options)):
             found.plain.append(f"{class_name(unit.module)} (its planned step {wrong})")
-            known[graph.hash] = []
+            known[h] = []
     return {id(u): known[traced.graph.hash] for u, traced in units}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -24,41 +23,33 @@ log = logging.getLogger("rekindle")
 LINE_MOST = 105  # letters of the line, up to which it names one more reason; then it says how many more there are
 
 
-@dataclass(frozen=True)
-class Covered:
-    """The reach of the plans of a model's parts.
+def covered(
+    model: nn.Module, units: Sequence[Unit], share: float, plain: Sequence[str], of_eager: float | None = None
+) -> str:
+    """The line, such as "planned: 24 of 24 OPTDecoderLayer (96 % of activation bytes); plain: OPTDecoder (train.py:88
+    reads a tensor)".
 
     units : those that do not run plain. share : of the plain step's bytes between forward and backward that they hold.
-    compiled : whether they are compiled. of_eager : the time of
-        a step of all compiled parts, as a share of that without the compiler.
+    plain : what runs as it is, and why. of_eager : the time of a step of all compiled parts, as a share of that without the
+        compiler; 0: it is not known; None: no part is compiled.
     """
-
-    units: Sequence[Unit]
-    share: float
-    compiled: bool = False
-    of_eager: float = 0.0
-
-
-def covered(model: nn.Module, found: Covered, plain: Sequence[str]) -> str:
-    """The line, such as "planned: 24 of 24 OPTDecoderLayer (96 % of activation bytes); plain: OPTDecoder (train.py:88
-    reads a tensor)"."""
     every = Counter(class_name(m) for m in model.modules())
 
     def kinds(again: bool) -> str:
-        modules = {u.path: u.module for u in found.units if (u.trace is None) == again}
+        modules = {u.path: u.module for u in units if (u.trace is None) == again}
         counts = Counter(class_name(m) for m in modules.values())
         return " and ".join(f"{n} of {every[k]} {k}" for k, n in counts.items())
 
-    if found.compiled:
-        stages = [u for u in found.units if isinstance(u.module, Stage)]
+    if of_eager is not None:
+        stages = [u for u in units if isinstance(u.module, Stage)]
         which = f"{len(stages)} stages of {class_name(model)}" if stages else kinds(True) or "nothing"
-        text = f"compiled: {which} ({round(100 * found.share)} % of activation bytes"
-        text += f", {found.of_eager:.2f} of their uncompiled time)" if found.of_eager else ")"
+        text = f"compiled: {which} ({round(100 * share)} % of activation bytes"
+        text += f", {of_eager:.2f} of their uncompiled time)" if of_eager else ")"
     else:
         text = "planned: " + (kinds(False) or "nothing")
         if again := kinds(True):
             text += f", run again in backward: {again}"
-        text += f" ({round(100 * found.share)} % of activation bytes)"
+        text += f" ({round(100 * share)} % of activation bytes)"
     reasons = list(dict.fromkeys(plain))
     for i, reason in enumerate(reasons):
         if i and len(text) + len(reason) > LINE_MOST:

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from ...saying.notices import warn
+from .. import private
 from ..lowering.gradient_additions import Cast
 from ..private import TorchDispatchMode, backward_number, disable_modes, is_in_use, modes_are_on, tree_leaves, will_run
 from ..situation.surroundings import casting_device, shares_casts
@@ -180,7 +181,7 @@ def entered(
 
 def join_plain(leaves: Iterable[torch.Tensor]) -> None:
     """Let the casts of leaves that plain code has just made leave their gradients for the planned calls before it."""
-    if _now is None or not shares_casts():
+    if _now is None or all(c.is_over for c in _now.calls) or private.in_func_transform() or not shares_casts():
         return
     block = _block()
     call = CallInBlock({}, tuple(c for c in block.calls if not c.is_over))

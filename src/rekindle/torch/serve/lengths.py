@@ -6,8 +6,9 @@ follows by arithmetic (see `lowering.resize`), and one plain step at that length
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -41,13 +42,10 @@ class CapturedStep:
     trace: Trace
     seen: Sequence[Any] | None = None
     way: object = None
-    _anatomy: Anatomy | None = field(default=None, repr=False)
 
-    @property
+    @functools.cached_property
     def anatomy(self) -> Anatomy:
-        if self._anatomy is None:
-            self._anatomy = Anatomy(self.trace.lowered.captured)
-        return self._anatomy
+        return Anatomy(self.trace.lowered.captured)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from ...model.op_names import op_words
 from ...model.plan import Plan
 from ...printed import name as printed
 from ...saying.sizes import format_bytes
+from ..capture.trace_errors import OF_FIRST_CALLS
 from ..rewrite.rewritten import fitting, rewritten_like
 from ..run.bound import answered
 from ..run.stages import LastReads
@@ -50,8 +51,9 @@ class LoadedPlans:
         twin._unlike, twin.waiting = [], [*self.waiting]
         return twin
 
-    def look_at(self, new: NewCall, may_wait: bool) -> tuple[Trace | None, tuple[Trace, Plan] | None]:
-        """(the call's trace if one was made, (the trace by which a plan can run the call, that plan) or None).
+    def look_at(self, new: NewCall, may_wait: bool) -> tuple[Trace | None, tuple[Trace, Plan] | None, bool]:
+        """(the call's trace if one was made, (the trace by which a plan can run the call, that plan) or None, whether this is a
+        first call that sets what later calls find, for which the plans may be).
 
         may_wait : whether the plans may wait for other values of the inputs than this call's.
 
@@ -61,14 +63,22 @@ class LoadedPlans:
         ParityError : as `fitting`.
         """
         if not self.waiting or self._is_unlike(new):
-            return None, None
-        found, fits = self._alike(new)
+            return None, None, False
+        may_be_first = self.none_fits and not self.first_is_over
+        try:
+            found, fits = self._alike(new)
+        except TraceError as e:
+            if not may_be_first or e.reason not in OF_FIRST_CALLS:
+                raise
+            self.first_is_over = True
+            return None, None, True
         if fits is not None:
             self.waiting = [p for p in self.waiting if p is not fits[1]]
             self.none_fits, self._unlike = False, []
-            return found, fits
-        if self.is_for_later_calls(found):
-            return found, None
+            return found, fits, False
+        if may_be_first and found.lowered.captured.settles:
+            self.first_is_over = True
+            return found, None, True
         asked = found.lowered.captured.questions
         if self.none_fits and (not (asked or self.travelled) or not may_wait):
             raise PlanMismatch(mismatch(self.waiting[0].graph, rewritten_like(found, self.waiting[0]).graph))
@@ -76,16 +86,7 @@ class LoadedPlans:
         self._unlike = [*self._unlike, (new.key, Expected.of(new.model), asked)][-UNLIKE_MOST:]
         if not self.none_fits and len(self._unlike) >= OTHERS_MOST:
             self.waiting = []  # each call of a new shape would be captured for plans that nobody needs
-        return found, None
-
-    def is_for_later_calls(self, found: Trace) -> bool:
-        """Whether this may be the first call of a module that sets attributes then, and the plans are for calls after it."""
-        return self.may_be_for_later_calls and found.lowered.captured.settles
-
-    @property
-    def may_be_for_later_calls(self) -> bool:
-        """Whether no call has fitted a plan, and no first call was left plain."""
-        return self.none_fits and not self.first_is_over
+        return found, None, False
 
     @staticmethod
     def exceeded(fits: Trace, plan: Plan) -> str:
@@ -104,10 +105,6 @@ class LoadedPlans:
             f"{fits.module_name} holds here it takes {format_bytes(peak)}, above its budget of {format_bytes(limit)}; "
             "make the plan again"
         )
-
-    def _costed(self, fits: Trace) -> Trace:
-        """The trace with costs; one that the plan rewrites has none yet."""
-        return fits if fits.origin is None else fits.costed(self._how.target, self._options.report, measure=False)
 
     def _is_unlike(self, new: NewCall) -> bool:
         return any(
@@ -128,7 +125,8 @@ class LoadedPlans:
     def _fitted(self, found: Trace) -> tuple[Trace, Plan] | None:
         for plan in self.waiting:
             if (made := fitting(found, plan)) is not None:
-                return self._costed(made), plan
+                rewritten = made.origin is not None  # which has no costs yet
+                return made.costed(self._how.target, self._options.report, measure=False) if rewritten else made, plan
         return None
 
 

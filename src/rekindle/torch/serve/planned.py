@@ -27,7 +27,7 @@ from ..tensors.lock import LOCK
 from ..trace import Trace
 from . import unused
 from .refusals import NewCall
-from .replanner import Replan, Replanner
+from .replanner import First, Replan, Replanner
 from .said_once import left_over
 
 NEW_SHAPE = ("plan", "plain", "error")
@@ -42,10 +42,10 @@ class PlannedForward(SwitchedForward):
     """
 
     def __init__(
-        self, model: nn.Module, plan: Plan, on_new_shape: str, replan: Replan, check: bool = True, later: bool = False
+        self, model: nn.Module, plan: Plan, on_new_shape: str, replan: Replan, check: bool = True, first: First = None
     ):
         super().__init__(model)
-        self._begin(Replanner(model, plan, on_new_shape, replan, check, later), in_eval=not model.training)
+        self._begin(Replanner(model, plan, on_new_shape, replan, check, first), in_eval=not model.training)
 
     def _begin(self, replanner: Replanner, in_eval: bool) -> None:
         self._replanner = replanner
@@ -60,10 +60,6 @@ class PlannedForward(SwitchedForward):
     def serve_too(self, model: nn.Module, plan: Plan) -> None:
         """Run this plan as well, for the calls that it was made for."""
         self._replanner.serve_too(model, plan)
-
-    def leave_first_plain(self) -> None:
-        """Run the first call plain that finds the module in another state than the plan's."""
-        self._replanner.first_is_plain = True
 
     def join(self, other: PlannedForward, whole: PartsPlan) -> None:
         """Be a part of the same model as another one. whole : the plan of that model."""
@@ -263,7 +259,7 @@ class PlannedForward(SwitchedForward):
         replanner = Replanner(model, first, on_new_shape, replan, check)
         for plan in others:
             replanner.serve_too(model, plan)
-        replanner.has_travelled()
+        replanner.loaded.travelled = True
         self._begin(replanner, in_eval)
         self.is_off = is_off
         if not is_off:
@@ -281,11 +277,7 @@ def _own_saved_tensors() -> contextlib.AbstractContextManager[Any]:
     Without such hooks nothing is set, since torch.func in forward refuses to work with any."""
     if not private.saved_tensors_hooks_are_set():
         return contextlib.nullcontext()
-    return torch.autograd.graph.saved_tensors_hooks(_itself, _itself)
-
-
-def _itself(t: torch.Tensor) -> torch.Tensor:
-    return t
+    return torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
 
 
 _PLANNED: weakref.WeakKeyDictionary[nn.Module, PlannedForward] = weakref.WeakKeyDictionary()

@@ -169,12 +169,8 @@ class NewCall:
                 f" with a tensor in place of its parameter {stands_in!r}, as torch.func.functional_call does",
                 "stand-in",
             )
-        once = self.call.used_up
-        return (
-            (f"; {', '.join(once)} can be read only once, and planning would read it: pass a list", "")
-            if once
-            else None
-        )
+        words = f"; {', '.join(self.call.used_up)} can be read only once, and planning would read it: pass a list"
+        return (words, "") if self.call.used_up else None
 
     @property
     def took(self) -> float:

@@ -23,7 +23,6 @@ from ...planning.carrying import ANOTHER_GRAPH, CARRIED, RECEIVED, SEARCHED, Rep
 from ...saying import notices
 from ...saying.progress import announce, telling
 from ...saying.sizes import format_bytes
-from ..capture.trace_errors import OF_FIRST_CALLS
 from ..measure import trial
 from ..measure.memory import old_objects_aside
 from ..measure.variation import communicates
@@ -53,22 +52,23 @@ DID = {
     RECEIVED: "took the plan of another process",
     ANOTHER_GRAPH: "another graph than those known, so planned anew, by a quick search,",
 }  # how a plan was made -> words for it
+First = Plan | PartsPlan | None  # the plan of a first call that another call may follow
 Replan = Callable[[Trace, PlanOptions, Sequence[Plan]], Replanned]
 
 
 class Replanner:
     """Makes plans for the new calls of one module, all with the options of the first plan.
 
-    plan : the plan that `apply` was given. given : with the plans for other kinds of calls. later : `plan` is for the state in
-    which a first call leaves the module. on_new_shape, replan, check : how plans for other calls are made.
-    plans : the plans on the module. refusals : calls that are known to run plain.
+    plan : the plan that `apply` was given. given : with the plans for other kinds of calls. first : the plan of a first call
+    after which `plan` serves; `plan` itself: that call runs plain. on_new_shape, replan, check : how further plans are made.
+    plans : the plans on the module. loaded : those that wait for a call. refusals : calls that are known to run plain.
     warned : the warnings that were given. why : why the last call without a plan runs plain, and the kind of that reason.
     """
 
     why = "", ""
 
     def __init__(
-        self, model: nn.Module, plan: Plan, on_new_shape: str, replan: Replan, check: bool, later: bool = False
+        self, model: nn.Module, plan: Plan, on_new_shape: str, replan: Replan, check: bool, first: First = None
     ):
         self.plan, self.on_new_shape, self.replan, self.check = plan, on_new_shape, replan, check
         self.given: tuple[Plan, ...] = (plan,)
@@ -82,32 +82,30 @@ class Replanner:
         # hooks that do more than compute: the user was warned of them when the plan was made
         self._accepted = Counter(() if plan.trace is None else plan.trace.lowered.captured.effects)
         self._trace_options = known_options(plan)
-        self._loaded = LoadedPlans(plan, self._trace_options, self._options)
+        self.loaded = LoadedPlans(plan, self._trace_options, self._options)
         self._fixed: set[tuple[Place, ...]] = set()  # places of numbers that cannot be inputs
         self._too_large: list[Key] = []  # calls that cannot stay within the budget: larger ones are not searched for it
-        self.first_is_plain = False  # the plan is for the state in which a first call leaves the module
+        self.first_is_plain = first is plan  # where it finds the module in another state than the plan's
         if plan.trace is not None:
-            if not later:  # the first call may delete modules
+            if first is None:  # the first call may delete modules
                 check_same_module(model, plan.trace)
             self._lengths.add(plan.trace)
             self.bind(model, plan.trace, plan)
+        if first is not None and first is not plan and first.kind == "step":
+            self.serve_too(model, first)
 
     def serve_too(self, model: nn.Module, plan: Plan) -> None:
         """Run this plan as well, for the calls that it was made for."""
         if plan.trace is None:
-            self._loaded.waiting.append(plan)
+            self.loaded.waiting.append(plan)
         else:
             self.bind(model, plan.trace, plan)
         self.given += (plan,)
 
-    def has_travelled(self) -> None:
-        """Note that the module and its plan were pickled together."""
-        self._loaded.travelled = True
-
     def copied(self) -> Replanner:
         """A replanner for a copy of the module; it has no plans yet."""
         twin = copy.copy(self)
-        twin.plans, twin.warned, twin._loaded = BoundPlans(), copy.copy(self.warned), self._loaded.copied()
+        twin.plans, twin.warned, twin.loaded = BoundPlans(), copy.copy(self.warned), self.loaded.copied()
         twin.plans.changing = dict(self.plans.changing)
         twin._lengths, twin.new_shapes, twin._left_out = Lengths(), copy.copy(self.new_shapes), set(self._left_out)
         twin.refusals, twin._fixed = Refusals(twin.plans), set(self._fixed)
@@ -168,31 +166,21 @@ class Replanner:
 
     def _made(self, new: NewCall) -> BoundPlan | None:
         """The plan from a file if it fits the call, else a plan of its own; None: the call runs plain."""
-        try:
-            found, fits = self._loaded.look_at(new, may_wait=self.on_new_shape != "error")
-        except TraceError as e:
-            if e.reason not in OF_FIRST_CALLS or not self._loaded.may_be_for_later_calls:
-                raise
-            self._first_of_loaded(new)
+        found, fits, is_first = self.loaded.look_at(new, may_wait=self.on_new_shape != "error")
+        if is_first:
+            self._first_plain(
+                f"{new.words}: it sets attributes, or keeps results of functions, that later calls find. It runs plain; "
+                "the loaded plan is for the later calls"
+            )
             return None
         if fits is not None:
             traced, plan = fits
-            if exceeded := self._loaded.exceeded(traced, plan):
+            if exceeded := self.loaded.exceeded(traced, plan):
                 self.warned.warn(exceeded)
             self._lengths.add(traced)
             return self.bind(new.model, traced, with_sums_here(plan, traced))
-        if found is not None and self._loaded.is_for_later_calls(found):
-            self._first_of_loaded(new)
-            return None
         with self.new_shapes.timed(), old_objects_aside(collect=False):
             return self._planned(new, found)
-
-    def _first_of_loaded(self, new: NewCall) -> None:
-        self._loaded.first_is_over = True
-        self._first_plain(
-            f"{new.words}: it sets attributes, or keeps results of functions, that later calls find. It runs plain; "
-            "the loaded plan is for the later calls"
-        )
 
     def _first_plain(self, line: str) -> None:
         self.why = line, ""

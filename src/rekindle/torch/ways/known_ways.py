@@ -69,8 +69,6 @@ def _measured(r: formats.Reader) -> Measured:
 
 def keep(path: Path | None, measured: Measured) -> None:
     """Write the ways to the file."""
-    if path is None:
-        return
     rows: list[dict[str, Any]] = [
         {
             "saves": None if w.compiled is None else w.compiled.saves,
