@@ -25,7 +25,7 @@ from ..measure.caches import without_caches
 from ..measure.recording import signature
 from ..run.own_forward import SwitchedForward
 from ..serve.said_once import WarnOnce
-from ..situation.callables import codes_in
+from ..situation.callables import HOOKS, codes_in
 from ..situation.globals import Globals
 from ..situation.surroundings import not_in_graphs
 from ..situation.values import CODE, Key, Watch, key_of
@@ -37,7 +37,6 @@ from .compiler import allow_retaining, as_partitioner, limit_reached_by, mode_se
 from .saving import Saving
 
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")  # where their errors are defined
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 SHARED_BYTES = 2**18  # more than the labels of a slice, and less than its logits; a guess
 
 _compiled: dict[Any, Callable[..., Any]] = {}

@@ -33,7 +33,7 @@ from .operator_calls import OperatorCall, call_of
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one call. flops : as `flops.op_flops` counts. workspace : bytes it needs beside inputs and outputs."""
+    """The cost of one call. flops : as `op_flops` counts. workspace : bytes it needs beside inputs and outputs."""
 
     seconds: float
     flops: int

@@ -33,8 +33,6 @@ _NUMERIC = {"torch", "math", "np", "numpy", "F"}  # names whose `log` is a logar
 _PASSED = frozenset({"EXTENDED_ARG", "CACHE", "COPY", "DUP_TOP"})
 _READS = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 _STORES = frozenset({"STORE_SUBSCR", "STORE_SLICE"})  # an entry, or a slice
-
-
 VARIABLE, GLOBAL, DEFAULT = "the variable ", "the global ", "the default argument "  # how names begin in messages
 
 
