@@ -13,7 +13,7 @@ from typing import Any
 
 from ...ask import PlanOptions
 from ...errors import InfeasibleBudget
-from ...estimates.allocator import BLOCK_BYTES
+from ...estimates.estimate import BLOCK_BYTES
 from ...model import formats
 from ...model.graph import Graph
 from ...model.judge import plain_activation_bytes, simulate
