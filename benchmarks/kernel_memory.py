@@ -14,7 +14,7 @@ from collections import defaultdict
 
 from estimate_models import MODELS
 
-from rekindle.estimates.allocator import as_it_is
+from rekindle.estimates.estimate import as_it_is
 from rekindle.torch import accept
 from rekindle.torch.costs import devices
 from rekindle.torch.estimate.eager_step import StepOptions, step_of_twin

@@ -17,7 +17,7 @@ from rekindle.model.graph import Graph
 from rekindle.parts.plan import Part, PartsPlan
 from rekindle.show.report import document
 from rekindle.show.report import make as write
-from rekindle.show.report.curve import Point
+from rekindle.show.report.curve import CurvePoint
 from traced_steps import PAGE, blocks
 
 EVIL = "</script><img src=x onerror=alert(1)>"
@@ -158,7 +158,7 @@ def test_a_certificate_that_was_not_verified_is_shown_as_its_files_own(
         plan, verified=False, status="optimal", bound_bytes=plan.peak_bytes, gap=0.0, least_overhead=plan.overhead
     )
     graph = plan.graph
-    point = replace(Point.of(plan, graph.weights()), verified=False, ends=(), bytes=())
+    point = replace(CurvePoint.of(plan, graph.weights()), verified=False, ends=(), bytes=())
     data = document.of_plan(claims, [[point]])
     file = tmp_path / "report.html"
     file.write_text(write.page(data))
@@ -187,7 +187,7 @@ def test_a_bound_on_the_cost_is_never_rounded_up(chromium: Any, tmp_path: Path) 
         rekindle.plan(blocks(8), 0.6, solver="every", cache=False), status="feasible", least_overhead=0.12395
     )
     file = tmp_path / "report.html"
-    file.write_text(write.page(document.of_plan(plan, [[Point.of(plan, plan.graph.weights())]])))
+    file.write_text(write.page(document.of_plan(plan, [[CurvePoint.of(plan, plan.graph.weights())]])))
     page = Page(chromium, file, 1280)
     for selector in (".figures", ".details"):
         said = page.js("return document.querySelector(arguments[0]).textContent", selector)

@@ -15,7 +15,7 @@ from rekindle.model.judge import simulate
 from rekindle.model.schedule import Schedule
 from rekindle.planning import registry
 from rekindle.problem import Problem
-from rekindle.solvers.beam import WAYS, Search
+from rekindle.solvers.beam import WAYS, BeamSearch
 from strategies import graphs
 
 
@@ -109,7 +109,7 @@ def test_a_uniform_chain_fits_in_about_the_root_of_twice_its_length(n: int) -> N
     ops = [Op(f"f{i}", (i,), (i + 1,), 1.0) for i in range(n)] + [Op(BOUNDARY, (n,), (n + 1,), recompute=False)]
     ops += [Op(f"b{i}", (2 * n - i, i), (2 * n - i + 1,), 1.0, backward=True) for i in range(n - 1, -1, -1)]
     graph = Graph((Value(1),) * (2 * n + 2), tuple(ops), (2 * n + 1,))
-    search = Search(Problem(graph, graph.weights()))
+    search = BeamSearch(Problem(graph, graph.weights()))
     found = search.walk(int(math.sqrt(2 * n)) + 4, WAYS[0])
     assert found is not None
     assert simulate(graph, Schedule.from_runs(graph, found.runs.tolist())).overhead <= 0.7

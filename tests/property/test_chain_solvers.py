@@ -177,7 +177,7 @@ def test_the_least_peak_is_found_without_looking_at_every_pair(rows: list[tuple[
     passing = unread[:, None] + later * (read + unread) + peaks[0]
     zeros = np.zeros(n)
     begin, table, *_ = kernel.frontier(1, kernel.Stages(hold, passing, saved, gradient, *peaks[1:], *[zeros] * 4))
-    peak, follow = kernel.least(kernel.Sizes(read, unread, saved, gradient, *peaks))
+    peak, follow = kernel.least(kernel.StageBytes(read, unread, saved, gradient, *peaks))
     assert peak == table[begin[n]]
     # What it follows has that peak
     at, end, best = [0], n, 0

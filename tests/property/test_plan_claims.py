@@ -143,7 +143,7 @@ def lie_about(length: int, path: Path) -> Plan:
 
 def test_no_longer_search_for_a_proof_begins_when_the_short_one_took_long(tmp_path: Path) -> None:
     lied, asked = lie_about(100, tmp_path / "plan.json"), []
-    clock = (certify.SETTINGS.begin_before_s * 1.01 * i for i in itertools.count())
+    clock = (certify.LOADED.begin_before_s * 1.01 * i for i in itertools.count())
 
     def best(*args: Any) -> bounds.Bound:
         asked.append(args[3])
@@ -154,7 +154,7 @@ def test_no_longer_search_for_a_proof_begins_when_the_short_one_took_long(tmp_pa
         mock.patch.object(certify.time, "thread_time", side_effect=clock),
     ):
         assert not certify.holds(lied)
-    assert asked == [certify.SETTINGS.looks_s[0]]
+    assert asked == [certify.LOADED.looks_s[0]]
 
 
 def test_proving_again_calls_a_number_of_functions_that_grows_as_the_graph_does(tmp_path: Path) -> None:

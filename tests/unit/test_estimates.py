@@ -13,9 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rekindle
-from rekindle.estimates import allocator
 from rekindle.estimates.batches import Answer, BatchRow, LargestBatch, largest
-from rekindle.estimates.estimate import CPU_BAND, PARTS, Band, Estimate, ModuleFigures
+from rekindle.estimates.estimate import (
+    BLOCK_BYTES,
+    CPU_BAND,
+    PARTS,
+    SEGMENT_BYTES,
+    Band,
+    Estimate,
+    ModuleFigures,
+    rounded_on_gpu,
+)
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
@@ -108,9 +116,9 @@ def test_rows_say_how_a_batch_fits() -> None:
 
 @given(st.integers(0, 2**40))
 def test_a_gpus_allocator_rounds_up(size: int) -> None:
-    taken = allocator.rounded_on_gpu(size)
-    assert size <= taken < size + allocator.SEGMENT_BYTES
-    assert taken % allocator.BLOCK_BYTES == 0
+    taken = rounded_on_gpu(size)
+    assert size <= taken < size + SEGMENT_BYTES
+    assert taken % BLOCK_BYTES == 0
 
 
 def test_an_estimate_prints_its_parts_and_escapes_what_it_shows() -> None:

@@ -109,7 +109,7 @@ def _fastest(step: Callable[[], None]) -> float:
 
 
 @dataclass(frozen=True)
-class Difference:
+class Distance:
     """How far a step that sums in another order is from the plain one; both start from the same random state.
 
     Largest differences of a step from the plain one: of the loss relative to the loss, and of any entry of any gradient
@@ -123,7 +123,7 @@ class Difference:
         return f"loss off by {self.loss:.1e}, gradients by {self.gradients:.1e} of the largest"
 
 
-def difference(case: Case, within: Within) -> Difference:
+def difference(case: Case, within: Within) -> Distance:
     """Run the plain step and the step inside the context, on real tensors. Gradients that the model has stay."""
     loss, gradients = _step(case)
     with within():
@@ -133,7 +133,7 @@ def difference(case: Case, within: Within) -> Difference:
     pairs = [(a, b) for a, b in zip(gradients, others, strict=True) if a is not None and b is not None]
     largest = max(float(a.abs().max()) for a, _ in pairs)
     off = max(float((a - b).abs().max()) for a, b in pairs)
-    return Difference(abs(other - loss) / abs(loss), off / largest)
+    return Distance(abs(other - loss) / abs(loss), off / largest)
 
 
 def _step(case: Case) -> tuple[float, list[torch.Tensor | None]]:

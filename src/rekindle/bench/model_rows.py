@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InfeasibleBudget, RekindleError
 from .cases import wall_ratio
 from .methods import COMPARATORS, REGISTERED, Asked, NotApplicable, parse
-from .row import MB, ModelFacts, Outcome, Row, Task, make_row, rewriting, sums
+from .row import MB, MethodResult, ModelFacts, Row, Task, make_row, rewriting, sums
 from .suites import SUITES
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def model_rows(task: Task, tell: Tell) -> Iterator[Row]:
         for method in methods:
             tell(f"{model}: {method}")
             if method == "plain":
-                yield make_row(facts, method, Outcome(facts.plain))
+                yield make_row(facts, method, MethodResult(facts.plain))
             elif method in COMPARATORS:
                 yield _compared(case, facts, method, traced)
             else:
@@ -130,9 +130,9 @@ def _compared(case: Case, facts: ModelFacts, method: str, traced: _Traced | Exce
             )
         facts.peaks[method] = measured.peak
         note = "" if comparator.note is None else comparator.note(method, case, within)
-        return make_row(facts, method, Outcome(measured, wall_ratio=_wall(case, within), note=note))
+        return make_row(facts, method, MethodResult(measured, wall_ratio=_wall(case, within), note=note))
     except NotApplicable as e:
-        return make_row(facts, method, Outcome(note=f"does not apply: {e}"))
+        return make_row(facts, method, MethodResult(note=f"does not apply: {e}"))
     except Exception as e:
         return make_row(facts, method, _failed(e))
 
@@ -147,7 +147,7 @@ def _planned(case: Case, facts: ModelFacts, method: str, asked: Asked, traced: _
         return make_row(facts, method, _failed(traced))
     why = registry.get(asked.solver).declines(traced.trace.graph)
     if why:
-        return make_row(facts, method, Outcome(note=f"does not apply: {why}"))
+        return make_row(facts, method, MethodResult(note=f"does not apply: {why}"))
     plan: Plan | None = None
     try:
         goal = _goal(asked, facts, case, traced)
@@ -166,7 +166,7 @@ def _planned(case: Case, facts: ModelFacts, method: str, asked: Asked, traced: _
             measured, same = traced.measure(_key(plan)), case.parity()
         note = f"beside the plain step: {difference(case, within)}" if same is False and sums(plan) else ""
         least, nodes = _least(plan, case), node_runs(plan.trace.lowered, plan.schedule.runs)
-        outcome = Outcome(
+        outcome = MethodResult(
             measured, plan, same, note, least_overhead=least, wall_ratio=_wall(case, within), node_runs=nodes
         )
         row = make_row(facts, method, outcome)
@@ -175,9 +175,9 @@ def _planned(case: Case, facts: ModelFacts, method: str, asked: Asked, traced: _
         return row
     except InfeasibleBudget as e:
         bound = traced.trace.graph.beside_resident(e.bound_bytes)
-        return make_row(facts, method, Outcome(note=_why(e), bound_bytes=bound))
+        return make_row(facts, method, MethodResult(note=_why(e), bound_bytes=bound))
     except Exception as e:
-        return make_row(facts, method, Outcome(plan=plan, note=_why(e)))
+        return make_row(facts, method, MethodResult(plan=plan, note=_why(e)))
 
 
 @contextmanager
@@ -265,8 +265,8 @@ def _memory_of(method: str, facts: ModelFacts, case: Case, traced: _Traced) -> f
     return facts.peaks[method]
 
 
-def _failed(e: Exception) -> Outcome:
-    return Outcome(note=_why(e))
+def _failed(e: Exception) -> MethodResult:
+    return MethodResult(note=_why(e))
 
 
 def _why(e: Exception) -> str:

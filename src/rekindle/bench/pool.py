@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from .methods import REGISTERED, Comparator
-from .row import ModelFacts, Outcome, Row, Task, make_row
+from .row import MethodResult, ModelFacts, Row, Task, make_row
 from .suites import SUITES, Suite
 
 PRELOADED = [
@@ -117,7 +117,7 @@ class _Worker:
         """A row for each method that the process did not come to."""
         facts = ModelFacts(self.task)
         why = f"{MEASURED}{self.task.model}{ENDED_EARLY}{self.process.exitcode})"
-        yield from (make_row(facts, method, Outcome(note=why)) for method in self.left)
+        yield from (make_row(facts, method, MethodResult(note=why)) for method in self.left)
 
 
 def _work(

@@ -71,7 +71,7 @@ class ModelFacts:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class MethodResult:
     """The outcome of one method. None is unknown.
 
     measured : None if the method failed; `note` then says why.
@@ -93,7 +93,7 @@ class Outcome:
     node_runs: int | None = None
 
 
-def make_row(facts: ModelFacts, method: str, outcome: Outcome) -> Row:
+def make_row(facts: ModelFacts, method: str, outcome: MethodResult) -> Row:
     """The row of one method on one model."""
     asked, plain, task = parse(method), facts.plain, facts.task
     measured, plan = outcome.measured, outcome.plan

@@ -19,7 +19,7 @@ from rich.console import Console
 COLUMNS = 80  # of a table at most
 
 
-class Whole(str):
+class Unbroken(str):
     """A line that is printed without breaks however long it is: it names a file."""
 
 

@@ -18,7 +18,7 @@ from ..planning import registry
 from ..torch.costs import devices
 from ..version import __version__
 from . import bench, ctrl_c, estimate, planning, reading, without_model
-from .answer import Answer, Whole, drop_the_rest, flush, nothing_on_stdout, open_standard_files, out_console
+from .answer import Answer, Unbroken, drop_the_rest, flush, nothing_on_stdout, open_standard_files, out_console
 from .failures import DEBUG, FAILED, OK, failed, say, say_error
 
 SIGNALLED = 128  # greater exit codes name the signal that ended a program
@@ -189,7 +189,7 @@ def _main(given: list[str], debug: bool) -> int:
         def show() -> None:
             console = out_console()
             for part in answer.view() if answer is not None else ():
-                console.print(part, soft_wrap=isinstance(part, Whole))
+                console.print(part, soft_wrap=isinstance(part, Unbroken))
 
         return _printed(show, code)
     if set(options) == {"--json", "--version"}:

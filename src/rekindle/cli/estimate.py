@@ -19,7 +19,7 @@ from ..saying import notices
 from ..saying.progress import announce, telling
 from ..show.text import batches_table, estimate_table, modules_table
 from ..torch.costs import devices
-from .answer import Answer, Whole, out_console
+from .answer import Answer, Unbroken, out_console
 from .models import load_model, usual_batch
 from .options import OFFLOADS, Batch, HostBudget, Json, Model, Offload, OptimizerName, Target, among
 
@@ -100,7 +100,7 @@ def _show(console: Console | None, *parts: Any) -> None:
         with contextlib.suppress(OSError, ValueError):
             notices.erase_line()
         for part in parts:
-            console.print(part, soft_wrap=isinstance(part, Whole))
+            console.print(part, soft_wrap=isinstance(part, Unbroken))
 
 
 class _Rows:
@@ -115,11 +115,11 @@ class _Rows:
         """Print a row."""
         _show(self._console, *self._lines(row)[len(self._head) :])
 
-    def _lines(self, row: BatchRow | None = None) -> list[Whole]:
+    def _lines(self, row: BatchRow | None = None) -> list[Unbroken]:
         console = self._console or out_console()
         with console.capture() as printed:
             console.print(batches_table(self._budget, row))
-        return [Whole(line) for line in printed.get().splitlines()]
+        return [Unbroken(line) for line in printed.get().splitlines()]
 
 
 def _budget(device: str | None, target: str | None) -> tuple[int | None, str | None]:

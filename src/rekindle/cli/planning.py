@@ -25,7 +25,7 @@ from ..saying.sizes import format_bytes
 from ..show import text
 from ..show.frontier_svg import frontier_svg
 from ..show.timeline import memory_timeline
-from .answer import Answer, Whole
+from .answer import Answer, Unbroken
 from .models import file_of, is_graph_file, load_graph, load_model, trace_model
 from .options import (
     OFFLOADS,
@@ -244,7 +244,7 @@ def _write_timeline(made: Plan, goal: Goal, svg: Path | None) -> Path | None:
 
 
 def _wrote(*paths: Path | None) -> list[str]:
-    return [Whole(f"wrote {name(str(p))}") for p in paths if p is not None]
+    return [Unbroken(f"wrote {name(str(p))}") for p in paths if p is not None]
 
 
 Optimizer = Annotated[
@@ -268,7 +268,7 @@ def trace(
         graph = trace_model(model, batch, target, optimizer, unused or (), gradients).graph
     if out is not None:
         write_json(out, graph_to_json(graph))
-    wrote = [] if out is None else [Whole(f"wrote {name(str(out))}")]
+    wrote = [] if out is None else [Unbroken(f"wrote {name(str(out))}")]
     figures = graph_figures(graph)
     return Answer(figures, lambda: [text.graph_table(figures), "", *wrote])
 

@@ -15,7 +15,7 @@ from ..saying.progress import announce, telling
 from ..show.compared import compared_view
 from ..show.report.curve import Frontier, points_of_file
 from ..show.report.make import proven, write_report
-from .answer import Answer, Whole
+from .answer import Answer, Unbroken
 from .models import is_stream, load_plan
 from .options import Json, Out, check_writable
 
@@ -46,8 +46,8 @@ def explain(plan: PlanFile, out: Out = None, json: Json = False) -> Answer:
         explanation = read.explain()
     if out is not None:
         write_text(out, f"{explanation}\n")
-    wrote = [] if out is None else [Whole(f"wrote {name(str(out))}")]
-    return Answer(explanation.to_json(), lambda: [Whole(str(explanation)), *wrote])
+    wrote = [] if out is None else [Unbroken(f"wrote {name(str(out))}")]
+    return Answer(explanation.to_json(), lambda: [Unbroken(str(explanation)), *wrote])
 
 
 def compare(a: PlanA, b: PlanB, json: Json = False) -> Answer:
@@ -83,4 +83,4 @@ def report(plan: PlanFile, html: Html = None, frontier: Curve = "auto", json: Js
         announce(None, "writing the report")
         write_report(made, target, curve)
     document = {"html": str(target), "bytes": target.stat().st_size, "verdict": made.sentence}
-    return Answer(document, lambda: [made.sentence, Whole(f"wrote {name(str(target))}")])
+    return Answer(document, lambda: [made.sentence, Unbroken(f"wrote {name(str(target))}")])

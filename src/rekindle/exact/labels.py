@@ -9,14 +9,14 @@ import numpy as np
 from ..kernels import needed as kernel
 from ..kernels import watch
 from .needed import Needed
-from .watches import Watches
+from .watches import WatchTable
 
 WATCHED_OPS = 8  # ops whose first runs bound the rest of a schedule; a guess
 CHUNK_SETS = 20_000  # labels expanded between two looks at the clock: a fifth of a second
 FIRST_LABELS = 1 << 14  # labels that there is room for at first; room is doubled as needed
 
 
-class Search:
+class LabelSearch:
     """One best-first search: its labels, heap and hash table, and the ops whose first runs bound it."""
 
     table: kernel.Table
@@ -28,14 +28,14 @@ class Search:
         self.model = model.arrays._replace(cost=np.zeros(len(model.ops))) if cost_free else model.arrays
         self.start = model.start
         self.held = model.held(model.start)
-        every = Watches(model)
+        every = WatchTable(model)
         self.room = every.room()
         self.watches = self._pick(every)
         self.state = np.zeros(3, np.int64)
         self._grow(FIRST_LABELS)
         self._enter()
 
-    def _pick(self, every: Watches) -> watch.Watches:
+    def _pick(self, every: WatchTable) -> watch.Watches:
         """The ops with the highest bounds at the start: with the whole slack, with half of it and with none."""
         if not self.by_cost and self.slack == np.inf:
             return every.of([])

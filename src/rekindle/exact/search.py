@@ -29,7 +29,7 @@ from ..model.graph import Graph
 from ..model.judge import simulate
 from ..model.schedule import Schedule
 from ..saying.shares import EPS
-from .labels import Search
+from .labels import LabelSearch
 from .needed import MOST, Needed
 
 MOST_SETS = 1_000_000  # labels expanded before the search gives up: about 10 s
@@ -160,7 +160,7 @@ def _search(model: Needed, limit: int | None, slack: float, nodes: int, deadline
     least = graph.with_resident(floor * model.unit)
     if limit is not None and limit < least or slack < 0:
         return Solution(None, least, np.inf, True)
-    search = Search(model, floor, None if limit is None else graph.beside_resident(limit) // model.unit, slack)
+    search = LabelSearch(model, floor, None if limit is None else graph.beside_resident(limit) // model.unit, slack)
     status, bound, runs = search.run(nodes, deadline)
     schedule = None if runs is None else model.schedule(runs, "exact")
     looked = int(search.state[kernel.EXPANDED])

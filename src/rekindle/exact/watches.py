@@ -12,7 +12,7 @@ from .needed import WORDS, Needed
 WORD = (1 << 64) - 1
 
 
-class Watches:
+class WatchTable:
     """Per op of a model: its own bytes, the values that may wait while it first runs, and the ops that could recompute them.
 
     `of` gives, for w of the ops chosen:

@@ -155,7 +155,7 @@ def _by_op(p: Peak) -> Counter[int]:
 
 
 @dataclass
-class _Entry:
+class _Drafted:
     """A row in the making: a node, with all below it or alone."""
 
     node: Node
@@ -189,12 +189,12 @@ def _module_rows(sums: Sums, root: Node, most: int) -> list[Row]:
     return found
 
 
-def _entry(sums: Sums, node: Node, whole: bool) -> _Entry:
+def _entry(sums: Sums, node: Node, whole: bool) -> _Drafted:
     ops = list(node.all_ops()) if whole else node.ops
-    return _Entry(node, whole, ops, sum(sums.weight(i) for i in ops))
+    return _Drafted(node, whole, ops, sum(sums.weight(i) for i in ops))
 
 
-def _opened(sums: Sums, e: _Entry) -> list[_Entry]:
+def _opened(sums: Sums, e: _Drafted) -> list[_Drafted]:
     """The submodules of an entry, and its own ops as one more; [] where it has no submodules."""
     if not e.whole or not e.node.children or not e.weight:
         return []
@@ -202,6 +202,6 @@ def _opened(sums: Sums, e: _Entry) -> list[_Entry]:
     return [*own, *(_entry(sums, child, True) for child in e.node.children.values())]
 
 
-def _row(sums: Sums, e: _Entry) -> Row:
+def _row(sums: Sums, e: _Drafted) -> Row:
     alone = not e.whole and bool(e.node.children)
     return sums.row(e.node.pattern, OWN if alone else MODULE, e.node.count, e.ops)

@@ -95,7 +95,7 @@ def random_states_kept(generators: Iterable[torch.Generator] = ()) -> Iterator[N
             np.random.set_state(numpy)
 
 
-class _Reached(BaseException):
+class _ModuleReached(BaseException):
     """Ends a training step where it calls the module; no `except Exception` of the step catches it."""
 
 
@@ -128,14 +128,14 @@ def first_call(owner: nn.Module, step: Callable[..., Any], batch: Any, path: str
         if path is None and not _trained(module):
             return
         found.append(FirstCall(names[module], module, _sample(args, kwargs, module)))
-        raise _Reached
+        raise _ModuleReached
 
     watched = owner.modules() if path is None else [owner.get_submodule(path)]
     handles = [m.register_forward_pre_hook(called, with_kwargs=True, prepend=True) for m in watched]
     try:
         with random_states_kept(), torch.enable_grad():
             step(batch, *([0] if _takes_index(step) else []))
-    except _Reached:
+    except _ModuleReached:
         pass
     except Exception as e:
         where = "calls a module" if path is None else f"calls {path or type(owner).__name__}"

@@ -32,7 +32,7 @@ class Tree(NamedTuple):
     inner: np.ndarray
 
 
-class Scratch(NamedTuple):
+class TreeScratch(NamedTuple):
     """Work space of `cheapest_kept`: int64 [parts], three of int64 [children], int64 [children + 1], bool [parts]."""
 
     total: np.ndarray

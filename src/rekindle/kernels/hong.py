@@ -10,7 +10,7 @@ from .compiled import entry, inner
 from .range_max import largest, range_max
 
 
-class Sizes(NamedTuple):
+class StageBytes(NamedTuple):
     """Bytes of the stages of a chain, int64 [n]: the parts of the input that backward reads and does not read, and the rest
     as in `structure.chain.Chain`."""
 

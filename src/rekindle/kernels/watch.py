@@ -12,7 +12,7 @@ SMALL = 257  # a knapsack of fewer units is solved exactly
 
 
 class Watches(NamedTuple):
-    """The ops whose first runs are looked at, as `exact.watches.Watches` finds them; its docstring explains the fields."""
+    """The ops whose first runs are looked at, as `exact.watches.WatchTable` finds them; its docstring explains the fields."""
 
     own: np.ndarray
     below: np.ndarray

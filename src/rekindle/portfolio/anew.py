@@ -55,7 +55,7 @@ def groups(problem: Problem, low: float, high: float) -> list[list[Source]]:
 
 def _walked(problem: Problem, peak: int) -> Iterator[Entry]:
     """The entries that beams find within a peak, in bytes without the resident ones."""
-    search = beam.Search(problem)
+    search = beam.BeamSearch(problem)
     width = min(BEAM_MOST_STATES, BEAM_MOST_STATES_OPS2 // len(problem.graph.ops) ** 2)
     wide = (beam.BeamWay(width, price, soft, window) for soft, price, window in BEAM_WAYS)
     for way in (*beam.PROBE, *wide):

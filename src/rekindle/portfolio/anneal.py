@@ -28,7 +28,6 @@ from ..model.schedule import Schedule
 from ..problem import Problem, choose, register
 from ..structure.archive import Archive, Entry, pareto, peak_of, within_cost, within_peak
 from ..structure.reduced import Reduced
-from .on_reduced import over_whole_graph, search_weights
 from .running import ANCHORS, BINS, CLOSER_ANCHORS, Round, in_threads, slices
 
 # How much `anneal` searches. All are guesses; none was measured alone.
@@ -75,7 +74,7 @@ class Polish:
     def __init__(self, problem: Problem, reduced: Reduced):
         self.problem, self.reduced = problem, reduced
         r = reduced
-        self.ops = slots.pack(r.arrays, search_weights(problem, r), r.shared, r.before)
+        self.ops = slots.pack(r.arrays, r.search_weights(problem.weights), r.shared, r.before)
         self.base_cost = float(self.ops.weights.sum()) or 1.0
         self.plain_peak = max(1.0, float(peak_of(r.arrays, r.shared, np.arange(len(r.ops)))))
         self.archive = Archive(r.largest_input, 1.02 * self.plain_peak, self._most_runs, BINS)
@@ -129,7 +128,7 @@ class Polish:
             return found
 
         found = [e for archive in in_threads(problem, one, list(enumerate(starts))) for e in archive]
-        return over_whole_graph(problem, self.reduced, found)
+        return self.reduced.whole_entries(problem.weights, found)
 
     def _round(self, anchors: list[float], work_share: float, heat: float, number: int) -> None:
         if self._empty:
@@ -159,4 +158,4 @@ class Polish:
 
     def entries(self) -> list[Entry]:
         """The archive over the whole graph."""
-        return over_whole_graph(self.problem, self.reduced, pareto(list(self.archive)))
+        return self.reduced.whole_entries(self.problem.weights, pareto(list(self.archive)))

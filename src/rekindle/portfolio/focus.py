@@ -14,7 +14,6 @@ from ..structure.reduced import Reduced
 from . import proposals, small
 from .anneal import Polish
 from .hierarchical import Levels
-from .on_reduced import over_whole_graph
 from .point_seeds import seeds as point_seeds
 from .running import Round
 from .storages import Search
@@ -76,7 +75,7 @@ class Focus:
 
     def plain_entries(self, problem: Problem) -> list[Entry]:
         """The entries of the points from which chains begin, before any search."""
-        return over_whole_graph(problem, self.reduced, self.search.entries())
+        return self.reduced.whole_entries(problem.weights, self.search.entries())
 
     def sweep(self, problem: Problem, known: list[Entry]) -> list[Entry]:
         """The entries of a search of the whole curve that begins at known entries of the whole graph."""
@@ -115,7 +114,7 @@ class Focus:
             for e in starts:
                 search.enter(self.reduced.reduced_runs(e.runs))
             self._rounds(problem, search, s.rounds, [_spread(low, high, n) for n in s.anchors])
-        found = pareto([*joined, *over_whole_graph(problem, self.reduced, search.entries())])
+        found = pareto([*joined, *self.reduced.whole_entries(problem.weights, search.entries())])
         if not s.polish_times:
             return found
         found = self.polished(problem, pareto([*found, *starts]), low, high, s.polish_times)

@@ -14,7 +14,6 @@ from ..kernels.search import PointBins, record
 from ..problem import Problem
 from ..structure.archive import Entry, pareto, peak_edges
 from ..structure.reduced import Reduced
-from .on_reduced import search_weights
 
 MOST_RUNS_PER_OP, MOST_RUNS_MORE = 12, 200  # longest sequence of runs
 
@@ -29,7 +28,7 @@ class Points:
 
     def __init__(self, problem: Problem, reduced: Reduced):
         self.graph, self.reduced = problem.graph, reduced
-        self.weights = search_weights(problem, reduced)
+        self.weights = reduced.search_weights(problem.weights)
         self.base_cost = float(self.weights.sum()) or 1.0
         self.instance = Instance(
             graph=reduced.arrays,

@@ -34,7 +34,6 @@ from ..model.schedule import Schedule
 from ..problem import Problem, choose, register
 from ..structure.archive import Entry, within_cost, within_peak
 from ..structure.reduced import Reduced
-from .on_reduced import over_whole_graph
 from .point_seeds import seeds
 from .points import PointArchive, Points
 from .running import ANCHORS, BINS, Round, in_threads, slices
@@ -66,7 +65,7 @@ def storages(problem: Problem) -> Iterator[Schedule]:
     search = Search(problem)
     if len(search.points.reduced.candidates):
         search.run()
-    entries = over_whole_graph(problem, search.points.reduced, search.entries())
+    entries = search.points.reduced.whole_entries(problem.weights, search.entries())
     yield from (Schedule.from_runs(problem.graph, e.runs, "storages") for e in choose(problem, entries))
 
 

@@ -27,7 +27,6 @@ from ..structure.archive import Archive, Entry, entry, pareto, within_peak
 from ..structure.reduced import Reduced
 from . import proposals, recent
 from .anneal import Polish
-from .on_reduced import over_whole_graph
 from .running import in_threads
 
 FLOP_PER_S, BYTES_PER_S = 1e11, 2e10  # rates of the made-up device; guesses
@@ -155,7 +154,7 @@ class WayDown:
     @property
     def sequences(self) -> list[np.ndarray]:
         """The sequences found so far, and the seeds."""
-        smallest = over_whole_graph(self.problem, self.polish.reduced, [self._smallest])
+        smallest = self.polish.reduced.whole_entries(self.problem.weights, [self._smallest])
         return [e.runs for e in [*self.seeds, *self.evicted, *self.polish.entries(), *smallest]]
 
     def reached(self, passes: int) -> Reached:

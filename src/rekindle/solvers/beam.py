@@ -81,7 +81,7 @@ WAYS_FOR_WIDE = 6  # how many ways must be affordable before that is done
 FIRST_RECORDS = 1 << 16  # runs that there is room for at first; room grows as needed
 
 
-class Found(NamedTuple):
+class Walked(NamedTuple):
     """Runs in order, their extra cost, and what a byte given up has cost on average."""
 
     runs: np.ndarray
@@ -104,7 +104,7 @@ def beam(problem: Problem) -> Iterator[Schedule]:
     yield Schedule.baseline(graph, "beam")
     if not graph.needed.any():
         return
-    search = Search(problem)
+    search = BeamSearch(problem)
     if problem.room is not None:
         found = search.least_cost(problem.room)
     else:
@@ -113,7 +113,7 @@ def beam(problem: Problem) -> Iterator[Schedule]:
         yield Schedule.from_runs(graph, f.runs.tolist(), "beam")
 
 
-class Search:
+class BeamSearch:
     """Beams of one problem."""
 
     def __init__(self, problem: Problem):
@@ -132,9 +132,9 @@ class Search:
         affordable = int(np.clip(MOST_WORK / size, least, len(WAYS)))
         self.tries = affordable if problem.work >= 1 else least
 
-    def least_cost(self, cap: int) -> Iterator[Found]:
+    def least_cost(self, cap: int) -> Iterator[Walked]:
         """Ever cheaper ways to stay within a cap."""
-        best: Found | None = None
+        best: Walked | None = None
         scores: list[tuple[float, BeamWay]] = []
         for way in (*PROBE, *WAYS[: self.tries]):
             found = self.walk(cap, way)
@@ -154,7 +154,7 @@ class Search:
                 best = found
                 yield found
 
-    def least_peak(self, max_overhead: float) -> Iterator[Found]:
+    def least_peak(self, max_overhead: float) -> Iterator[Walked]:
         """Ever smaller caps within which a walk costs at most that part of the plain cost more."""
         low, high = self.graph.beside_resident(bounds.single_op(self.graph).bytes), self.plain
         # Of long walks those first that end least often: a cap at which all end costs as many walks as there are ways.
@@ -170,7 +170,7 @@ class Search:
                 high = cap - 1
             cap = (low + high) // 2
 
-    def _cheap_enough(self, cap: int, max_overhead: float, ways: Iterable[BeamWay]) -> Found | None:
+    def _cheap_enough(self, cap: int, max_overhead: float, ways: Iterable[BeamWay]) -> Walked | None:
         for way in ways:
             found = self.walk(cap, way)
             if found is not None:
@@ -179,13 +179,13 @@ class Search:
                     return found
         return None
 
-    def _overhead(self, found: Found) -> float:
+    def _overhead(self, found: Walked) -> float:
         """Extra cost, without the trace of what is free, as a part of the plain cost."""
         again = np.bincount(found.runs, minlength=len(self.graph.ops)) - self.graph.needed
         plain = float(self.problem.weights[self.graph.needed].sum())
         return float(again @ self.problem.weights) / plain if plain > 0 else 0.0
 
-    def walk(self, cap: int, way: BeamWay) -> Found | None:
+    def walk(self, cap: int, way: BeamWay) -> Walked | None:
         """The cheapest walk that a beam finds within a cap; None where all its states end, or time does."""
         now, to, spare, other = (kernel.pool(way.width, len(self.graph.values), len(self.graph.ops)) for _ in range(4))
         aim = kernel.BeamAim(cap, int(cap * way.soft), self.price * way.price, way.window, DROPS_PER_STATE)
@@ -207,7 +207,7 @@ class Search:
             self.records = np.concatenate([self.records, np.empty_like(self.records)])
         kernel.put_down(now, best, self.records, used)
         extra, dropped = float(now.extra[best]), float(now.dropped[best])
-        return Found(kernel.runs_of(self.records, now.record[best]), extra, extra / max(1.0, dropped))
+        return Walked(kernel.runs_of(self.records, now.record[best]), extra, extra / max(1.0, dropped))
 
     def _start(self, pool: kernel.Pool) -> None:
         """The first state: the values that must be there at the end."""

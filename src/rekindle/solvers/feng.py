@@ -37,7 +37,7 @@ from ..structure.forward import Dag, forward_dag
 from ..structure.saved import runs_from_saved
 
 
-class Kept(NamedTuple):
+class KeptSet(NamedTuple):
     """A kept set.
 
     vertices : without source and target.
@@ -71,7 +71,7 @@ def feng(problem: Problem) -> Iterator[Schedule]:
     yield Schedule.from_runs(graph, runs_from_saved(graph, forward.saved(kept.vertices)), "feng")
 
 
-def cheapest(dag: Dag, deadline: float | None = None) -> Kept:
+def cheapest(dag: Dag, deadline: float | None = None) -> KeptSet:
     """The kept set of least objective among those that follow the division tree.
 
     deadline : `time.monotonic()` at which to give the best so far.
@@ -80,7 +80,7 @@ def cheapest(dag: Dag, deadline: float | None = None) -> Kept:
     kept = np.empty(len(dag.cost), np.bool_)
     tree = _tree(parts, dag)
     scratch = _scratch(tree)
-    best = Kept([], parts[0].cost, 0)
+    best = KeptSet([], parts[0].cost, 0)
     # Stretches of limits, a to b, that may hold a better one: the least value possible there, a, b, and the bytes that
     # are kept above b already. An edge cannot be divided, so no limit is below the largest one.
     least = max(p.cost for p in parts if not p.children)
@@ -94,7 +94,7 @@ def cheapest(dag: Dag, deadline: float | None = None) -> Kept:
         total, longest, following = map(int, kernel.cheapest_kept(limit, tree, scratch, kept))
         tried += 1
         if total + longest < best.value:
-            best = Kept(np.flatnonzero(kept).tolist(), total + longest, 0)
+            best = KeptSet(np.flatnonzero(kept).tolist(), total + longest, 0)
         for low, high, held in ((a, longest - 1, total), (following, b, above)):
             if low <= high and low + held < best.value:
                 heapq.heappush(stretches, (low + held, low, high, held))
@@ -108,7 +108,7 @@ def _tree(parts: list[Part], dag: Dag) -> kernel.Tree:
     return kernel.Tree(kind, cost, *children, *vertices, dag.cost, dag.inside)
 
 
-def _scratch(tree: kernel.Tree) -> kernel.Scratch:
+def _scratch(tree: kernel.Tree) -> kernel.TreeScratch:
     n, m = len(tree.kind), len(tree.child_ids)
     total, path, sums, came, queue = (np.empty(size, np.int64) for size in (n, m, m, m, m + 1))
-    return kernel.Scratch(total, path, sums, came, queue, np.empty(n, np.bool_))
+    return kernel.TreeScratch(total, path, sums, came, queue, np.empty(n, np.bool_))

@@ -88,7 +88,7 @@ def least(chain: Chain) -> tuple[int, list[int]]:
     if not chain.lives.single:
         found = Plans(chain, np.zeros(len(chain.graph.ops)), most=1)
         return int(found.peaks[0]), found.cuts(0)
-    sizes = kernel.Sizes(
+    sizes = kernel.StageBytes(
         chain.lives.read, chain.lives.unread, chain.saved, chain.gradient, chain.skip_peak, chain.save_peak,
         chain.alone_peak, chain.backward_peak,
     )  # fmt: skip

@@ -15,8 +15,11 @@ from ..kernels import order as kernel
 from ..kernels.arrays import Arrays, Rows, compressed_rows
 from ..kernels.order import Regions
 from ..model.graph import Graph
+from .archive import Entry, entry, pareto
 from .saved import Dropping
 
+SECONDS_SHARE = 1e-3  # of the cost that a search sees, added in proportion to seconds
+COUNT_SHARE = 1e-5  # of that cost, added evenly over all ops
 NEGLIGIBLE_SHARE = 0.001  # of the bytes that all ops make: smaller values are left out; a guess
 
 
@@ -110,6 +113,23 @@ class Reduced:
         out = np.empty(len(runs) + len(waits), np.int64)
         m = kernel.whole(runs, self.ops, self.regions.second_begin, self.arrays.boundary, waits.copy(), after, out)
         return out[:m]
+
+    def whole_entries(self, weights: np.ndarray, entries: list[Entry]) -> list[Entry]:
+        """Entries of the reduced problem as entries of the whole graph, with their true peaks and costs. Dominated entries are
+        left out, the plain step is added. weights : float64 [ops of the graph], the cost of each op."""
+        plain = np.flatnonzero(self._graph.needed)
+        whole = [plain, *(self.whole_runs(e.runs) for e in entries)]
+        return pareto([entry(self._graph, weights, runs) for runs in whole])
+
+    def search_weights(self, weights: np.ndarray) -> np.ndarray:
+        """float64 [ops of the reduced problem]: the cost of each op, with a trace of its seconds and of the number of ops, so
+        that ops that cost nothing are not run in vain. weights : as for `whole_entries`."""
+        w = weights.astype(np.float64)[self.ops]
+        total = float(w.sum()) or 1.0
+        seconds = self._graph.weights("seconds")[self.ops]
+        s = float(seconds.sum())
+        trace = SECONDS_SHARE * total / s * seconds if s > 0 else 0.0
+        return w + trace + COUNT_SHARE * total / max(1, len(self.ops))
 
     def reduced_runs(self, runs: Iterable[int]) -> np.ndarray:
         """int64: the runs of the reduced problem among `runs` of the graph (op ids), with its ids."""

@@ -15,7 +15,7 @@ from ..errors import UsageError
 
 
 @dataclass(frozen=True)
-class Row:
+class Published:
     """One model of the table. The measured figures come from torch 2.13 under PROTOCOL; None: not measured.
 
     batch, image : images per step, and their side in pixels.
@@ -38,12 +38,12 @@ def _document() -> dict:
     return json.loads(files(__package__).joinpath("seeds.json").read_text(encoding="utf-8"))
 
 
-def published() -> list[Row]:
+def published() -> list[Published]:
     """The rows of the table, in its order."""
-    return [Row(**row) for row in _document()["rows"]]
+    return [Published(**row) for row in _document()["rows"]]
 
 
-def row(model: str) -> Row:
+def row(model: str) -> Published:
     """The row of one model.
 
     Raises
@@ -56,5 +56,5 @@ def row(model: str) -> Row:
     return found[model]
 
 
-ROWS: list[Row] = published()
+ROWS: list[Published] = published()
 PROTOCOL: str = _document()["protocol"]

@@ -32,7 +32,7 @@ UNASKED_MOST_OPS = 12_000  # of the largest graph for which a curve is searched 
 
 
 @dataclass(frozen=True)
-class Point:
+class CurvePoint:
     """One plan of a curve: its figures, and its memory in few columns where its schedule is known.
 
     verified : False: the certificate is a file's own.
@@ -53,7 +53,7 @@ class Point:
     captured: bool = False
 
     @classmethod
-    def of(cls, plan: Plan, weights: np.ndarray, captured: bool = False) -> Point:
+    def of(cls, plan: Plan, weights: np.ndarray, captured: bool = False) -> CurvePoint:
         """The point of a plan. weights : float64 [ops], the time of one run of each op."""
         ends, most = columns(plan.graph, plan.schedule, weights)
         return cls(
@@ -62,10 +62,10 @@ class Point:
         )  # fmt: skip
 
 
-Frontier = Sequence[Plan | Point] | bool | None  # True: search, False: none, None: search if the graph is small
+Frontier = Sequence[Plan | CurvePoint] | bool | None  # True: search, False: none, None: search if the graph is small
 
 
-def points_of(plan: Plan, frontier: Frontier, weights: np.ndarray, progress: Progress = None) -> list[Point]:
+def points_of(plan: Plan, frontier: Frontier, weights: np.ndarray, progress: Progress = None) -> list[CurvePoint]:
     """The points of the curve that a report shows, in order of falling peak; none where no curve is wanted.
 
     frontier : plans of the same graph, or of the captured step where the plan's is rewritten, or points; True: a search of a
@@ -86,18 +86,18 @@ def points_of(plan: Plan, frontier: Frontier, weights: np.ndarray, progress: Pro
         )
     captured = bool(frontier) and all(isinstance(p, Plan) and _is_captured(plan, p.graph_hash) for p in frontier)
     for p in frontier:
-        if not isinstance(p, Plan | Point):
+        if not isinstance(p, Plan | CurvePoint):
             raise UsageError(f"frontier takes the plans that rekindle.frontier gives, not {type(p).__name__}")
         if isinstance(p, Plan) and p.graph_hash != plan.graph_hash and not captured:
             raise UsageError(
                 f"the frontier is for graph {p.graph_hash[:12]}, and the plan for graph {plan.graph_hash[:12]}; "
                 "give rekindle.frontier(...) the trace or graph that the plan was made for"
             )
-    points = [p if isinstance(p, Point) else _point(p, weights, captured) for p in frontier]
+    points = [p if isinstance(p, CurvePoint) else _point(p, weights, captured) for p in frontier]
     return sorted(points, key=lambda p: -p.peak_bytes)
 
 
-def points_of_file(path: str, plan: Plan) -> list[Point]:
+def points_of_file(path: str, plan: Plan) -> list[CurvePoint]:
     """The points of a file `rekindle.frontier/1`. They hold figures alone, and their certificates are the file's own.
 
     Raises
@@ -106,7 +106,7 @@ def points_of_file(path: str, plan: Plan) -> list[Point]:
         than `plan`.
     """
     where = name(path)
-    points: list[Point] = []
+    points: list[CurvePoint] = []
     for i, doc in enumerate(Reader(read_json(path), where, FRONTIER).items("plans")):
         r = Reader(doc, f"{where}: plan {i}")
         captured = _is_captured(plan, r.text("graph_hash"))
@@ -115,7 +115,7 @@ def points_of_file(path: str, plan: Plan) -> list[Point]:
                 f"{where}: plan {i} is for another graph or another cost than the plan of the report; make both for the "
                 "same model, sample and --cost"
             )
-        point = Point(
+        point = CurvePoint(
             r.whole("peak_bytes"), r.number("overhead"), r.number("flops_overhead"), r.whole("bound_bytes"),
             r.number("least_overhead", 0.0), r.text("status"), r.text("solver"), verified=False, captured=captured,
         )  # fmt: skip
@@ -127,7 +127,7 @@ def points_of_file(path: str, plan: Plan) -> list[Point]:
     return points
 
 
-def _contradiction(p: Point) -> str:
+def _contradiction(p: CurvePoint) -> str:
     """The first contradiction among the figures of a point; "" where there is none."""
     if p.status not in ("optimal", "feasible"):
         return f"its status {value(p.status)} is neither optimal nor feasible"
@@ -151,10 +151,10 @@ def _searched(plan: Plan, progress: Progress) -> list[Plan]:
     return found if plan.rewriting is None else [beside_captured(p, plan.rewriting, p.options) for p in found]
 
 
-def _point(plan: Plan, weights: np.ndarray, captured: bool) -> Point:
-    """The point of a plan. weights : as in `Point.of`, of the report's plan, whose graph a plan of a captured step has not."""
+def _point(plan: Plan, weights: np.ndarray, captured: bool) -> CurvePoint:
+    """The point of a plan. weights : as in `CurvePoint.of`, of the report's plan; a captured step's plan has another graph."""
     own = TimeAxis.of(plan.graph, plan.cost, plan.trace_options.target).weights if captured else weights
-    return Point.of(plan, own, captured)
+    return CurvePoint.of(plan, own, captured)
 
 
 def _is_captured(plan: Plan, graph_hash: str) -> bool:

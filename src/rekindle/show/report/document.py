@@ -29,7 +29,7 @@ from ...printed import name
 from ...saying.shares import COST_WORDS, percent
 from ...saying.sizes import format_bytes
 from ..svg import TimeAxis, run_ends
-from .curve import Point
+from .curve import CurvePoint
 from .held import PART_OF, MemoryByPart, recomputed
 
 MOST_ROWS = 200  # of the table of what is recomputed; the rest is one row
@@ -53,7 +53,7 @@ class Strings:
         return self._at[text]
 
 
-def of_plan(plan: Plan | PartsPlan, curves: Sequence[Sequence[Point]]) -> dict[str, Any]:
+def of_plan(plan: Plan | PartsPlan, curves: Sequence[Sequence[CurvePoint]]) -> dict[str, Any]:
     """The document of a plan. curves : for each of `plan.distinct()`, the points of its memory/time curve, or none."""
     strings = Strings()
     every = [part.path for part in plan.parts] if plan.kind == "parts" else [""]
@@ -78,7 +78,7 @@ def _paths(paths: Sequence[str], every: Sequence[str]) -> str:
     return name(pattern if len(paths) == 1 or pattern.endswith(" more") else f"{len(paths)} × {pattern}")
 
 
-def _part(plan: Plan, curve: Sequence[Point], strings: Strings, title: str) -> dict[str, Any]:
+def _part(plan: Plan, curve: Sequence[CurvePoint], strings: Strings, title: str) -> dict[str, Any]:
     graph = plan.graph
     time = time_axis(plan)
     patterns = folded_paths(forward_tree(graph, loss_ops(graph)))
@@ -217,7 +217,7 @@ def _recomputed(plan: Plan, time: TimeAxis, patterns: dict[str, str], strings: S
     ]
 
 
-def _point(p: Point) -> dict[str, Any]:
+def _point(p: CurvePoint) -> dict[str, Any]:
     return {
         "peak": p.peak_bytes, "overhead": p.overhead, "flops": p.flops_overhead, "bound": p.bound_bytes,
         "least": p.least_overhead, "status": name(p.status), "solver": name(p.solver), "verified": p.verified,

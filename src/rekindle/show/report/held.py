@@ -12,7 +12,6 @@ Every total is the judge's, and every reason is the one that `explain` says. The
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -61,13 +60,6 @@ class MemoryByPart:
         return cls(lives, parts, peak_of(graph, lives))
 
 
-class _Kind(NamedTuple):
-    """Ops that make one row: the pattern of their modules, and what they do."""
-
-    module: str
-    does: str
-
-
 @dataclass
 class Recomputed:
     """A row of the table.
@@ -93,7 +85,7 @@ def recomputed(graph: Graph, schedule: Schedule, weights: np.ndarray, patterns: 
 
     weights : float64 [ops], the cost of one run of each op. patterns : module path -> its folded pattern.
     """
-    rows: dict[_Kind, Recomputed] = {}
+    rows: dict[tuple[str, str], Recomputed] = {}
     ran: set[int] = set()
     again: set[int] = set()
     freed: set[int] = set()
@@ -106,7 +98,7 @@ def recomputed(graph: Graph, schedule: Schedule, weights: np.ndarray, patterns: 
         end = next(ends)
         op = graph.ops[i]
         if i in ran:
-            key = _Kind(pattern_of(op.module, patterns), does(op))
+            key = pattern_of(op.module, patterns), does(op)
             row = rows.setdefault(key, Recomputed(*key))
             row.times += 1
             row.cost += float(weights[i])

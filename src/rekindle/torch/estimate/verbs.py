@@ -14,8 +14,15 @@ from torch import nn
 from ...arguments import choice
 from ...ask import GRADIENTS
 from ...errors import UsageError
-from ...estimates import allocator
-from ...estimates.estimate import CPU_BAND, Estimate, ModuleFigures
+from ...estimates.estimate import (
+    CPU_BAND,
+    Estimate,
+    ModuleFigures,
+    as_it_is,
+    framework_bytes,
+    products_workspace,
+    rounded_on_gpu,
+)
 from ...printed import value
 from ...saying.progress import Progress, announce, telling
 from .. import accept
@@ -123,7 +130,7 @@ class EstimateRequest:
     def of(self, sample: Any) -> Estimate:
         """The estimate for a sample."""
         call, begin = accept.sample(sample), time.monotonic()
-        rounded = allocator.as_it_is if self.device.capability is None else allocator.rounded_on_gpu
+        rounded = as_it_is if self.device.capability is None else rounded_on_gpu
         options = StepOptions(self.optimizer, self.loss, self.gradients, self.device, rounded)
         self.memory.again()
         with accept.alone("estimate", self.model, self.progress), telling(self.progress):
@@ -140,11 +147,11 @@ def _estimate(model: nn.Module, step: SteppedTwin, o: StepOptions, memory: Kerne
     kept = step.gradient_bytes if o.keeps_gradients else 0
     older = step.parameter_bytes + step.buffer_bytes + step.input_bytes + state + kept
     capability = o.device.capability
-    products = allocator.products_workspace(capability)
-    always = older + step.resident_rounding + products + allocator.overhead(capability)
+    products = products_workspace(capability)
+    always = older + step.resident_rounding + products + framework_bytes(capability)
     temporary = at.live - at.rounding - _before_optimizer(step.moments) if at.phase == OPTIMIZER else 0
     gradients = kept if o.keeps_gradients else at.gradients
-    fixed = older - kept + step.gradient_bytes + step.resident_rounding + products + allocator.overhead(capability)
+    fixed = older - kept + step.gradient_bytes + step.resident_rounding + products + framework_bytes(capability)
     floor, floor_op = _floor(step.moments, fixed, always)
     notes = [] if not step.refused else [
         f"not counted: temporary memory of the optimizer's step, which cannot be run on fake tensors ({step.refused})"
@@ -162,7 +169,7 @@ def _estimate(model: nn.Module, step: SteppedTwin, o: StepOptions, memory: Kerne
         activation_bytes=at.live - at.rounding - (0 if o.keeps_gradients else at.gradients) - temporary,
         workspace_bytes=top - at.live + temporary + products,
         rounding_bytes=step.resident_rounding + at.rounding,
-        overhead_bytes=allocator.overhead(capability),
+        overhead_bytes=framework_bytes(capability),
         phase=at.phase,
         op=at.words,
         phases=tuple((p, always + size) for p, size in phases.items()),

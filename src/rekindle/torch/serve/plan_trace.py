@@ -14,7 +14,7 @@ from typing import Any
 
 from ...ask import Fraction, PlanOptions
 from ...errors import InfeasibleBudget, PlanMismatch, RekindleError, UsageError
-from ...estimates.allocator import BLOCK_BYTES
+from ...estimates.estimate import BLOCK_BYTES
 from ...model import formats
 from ...model.graph import Graph
 from ...model.judge import plain_activation_bytes, simulate
