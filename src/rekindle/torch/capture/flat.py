@@ -17,12 +17,13 @@ from ...printed import listed
 from ...saying.frames import ChangeFinder, in_short, line_of, users_frame
 from ..private import is_fake, mutations_of, place_of
 from ..situation import lru_caches
-from ..situation.callables import closure_of, line_that_sets
+from ..situation.callables import closure_of, line_that_sets, without_closure
 from ..situation.hooks import described, is_torchs, user_hooks
 from ..situation.numbers import Argument, Numbers, name_of
 from ..situation.surroundings import is_cast_once
 from ..tensors import tree
 from ..tensors.loss import losses
+from ..tensors.objects import changeable
 from ..undo.attributes import Attributes, Changes, Kind, kind_of, tensors_in_attributes
 from .captured import Assigned
 from .eager_kernels import EagerLayout, one_cast_each
@@ -104,6 +105,7 @@ class FlatForward(nn.Module):
         self.functions: list[type[torch.autograd.Function]] = []  # the user's, to whose backward the last run leads
         self.hooks: list[Any] = []  # that it hung on tensors
         self.held: frozenset[int] = frozenset()  # as in `Captured`
+        self.handed: list[str] = []
         self.progress = 0  # ops run, in all runs of the last attempt
         self.cast: dict[int | str, bool] = {}  # those that autocast has cast in the last run -> whether once
         self.unseen = 0  # calls of kernels with hidden writes, in the last run
@@ -206,8 +208,9 @@ class FlatForward(nn.Module):
         self._before_backward, self._ends = self._marks(), [t.grad_fn for t in copies if t.grad_fn is not None]
         nodes, hidden = _behind(self._ends, {*given, *map(id, self.model.parameters())})
         self.functions = list(dict.fromkeys(n._forward_cls for n in nodes))
-        kinds = tree.PLAIN, torch.Tensor, torch.nn.Module
-        self.held = frozenset(id(x) for n in nodes for x in vars(n).values() if not isinstance(x, kinds))
+        left = [x for n in nodes for x in vars(n).values()] + [x for h in self.hooks for x in closure_of(h)]
+        self.held = frozenset(changeable(left))
+        self.handed = [k for k, x in kwargs.items() if self.held and not self.held.isdisjoint(changeable([x]))]
         if (
             nodes or self.hooks
         ) and hidden:  # `backward()` runs code there, and a search for the gradients of others does not
@@ -229,8 +232,7 @@ class FlatForward(nn.Module):
         of_modules = [fn for name, _, fn in user_hooks(self.model) if name.startswith("the backward")]
         called = [f for x in (*self.hooks, *of_modules, *(k.backward for k in self.functions)) for f in closure_of(x)]
         users = [f for f in called if isinstance(f, types.FunctionType) and not is_torchs(f)]
-        empty = [tuple(types.CellType() for _ in f.__code__.co_freevars) for f in users]
-        return [types.FunctionType(f.__code__, f.__globals__, closure=c) for f, c in zip(users, empty, strict=True)]
+        return [without_closure(f.__code__, f.__globals__) for f in users]
 
     def _marks(self) -> dict[str, Any]:
         """name -> (the tensor, how often it was written to, its Python attributes, its gradient), of parameters and buffers."""

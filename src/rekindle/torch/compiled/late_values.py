@@ -12,13 +12,11 @@ from torch import nn
 
 from ...errors import RekindleError
 from ..situation.callables import codes_in
-from ..situation.globals import Globals
+from ..situation.globals import ON_TENSORS, Globals
 from ..situation.values import Key, Watch, key_of
 from ..tensors import tree
 from ..tensors.objects import function_in
 from ..undo.side_effects import methods_of
-
-_HANGS = {"register_hook", "register_post_accumulate_grad_hook"}  # methods by which code hangs hooks on tensors
 
 
 class LateValues:
@@ -27,13 +25,8 @@ class LateValues:
     def __init__(self, model: nn.Module):
         kinds = {type(m) for m in model.modules() if type(m).__module__.partition(".")[0] != "torch"}
         methods = [f for kind in kinds for f in map(function_in, methods_of(kind)) if isinstance(f, types.FunctionType)]
-        self._model, self._code = weakref.ref(model), [*Globals(methods, Watch(), ()).backward]
-        for f in methods:
-            for c in [c for c in codes_in(f.__code__) if _HANGS.intersection(c.co_names)]:
-                named = [f.__globals__.get(k) for k in c.co_names] + [g for g in methods if g.__name__ in c.co_names]
-                inner = [x for x in c.co_consts if isinstance(x, types.CodeType)]
-                self._code += [g for g in named if isinstance(g, types.FunctionType)]
-                self._code += [_without_closure(x, f.__globals__) for x in inner]
+        named = Globals(methods, Watch(), ())
+        self._model, self._code = weakref.ref(model), [*named.backward, *named.hung(ON_TENSORS)]
         self._names = {k for f in self._code for c in codes_in(f.__code__) for k in c.co_names}
 
     def _keys(self, model: nn.Module) -> dict[str, Key]:
@@ -58,7 +51,3 @@ class LateValues:
                 f"{changed[0]} was set after forward, and code in backward of {type(model).__name__} may read it; "
                 "compiled code reads it in forward. Set it before forward, or plan without compile="
             )
-
-
-def _without_closure(code: types.CodeType, table: dict[str, Any]) -> types.FunctionType:
-    return types.FunctionType(code, table, closure=tuple(types.CellType() for _ in code.co_freevars))

@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..tensors.objects import function_in, is_elsewhere, is_simple, without_plan
+from ..tensors.objects import changeable, function_in, is_elsewhere, is_simple, without_plan
 from ..tensors.sharded import own_class
 from .attribute_reads import INTERNAL
 from .globals import Globals
 from .hooks import HOOKS
+from .numbers import holder_of
 from .values import Key, Watch, apart_from_identity, key_of
 
 _OF_TORCH = frozenset(dir(nn.Module)) - {"forward", "training"}
@@ -41,7 +42,7 @@ class ModuleState:
         model: nn.Module,
         reads: Mapping[str, frozenset[str]] | None,
         ignored: frozenset[str],
-        apart: Collection[types.CodeType] = (),
+        apart: Collection[types.CodeType] | None = None,
     ):
         self.keys: dict[str, Key] = {}
         self._reads, self._ignored, self._apart = reads, ignored, apart
@@ -228,9 +229,12 @@ class InBackward(NamedTuple):
         found = {f"{path}.{k}".lstrip(".") for path, names in self.reads.items() for k in names}
         found |= Globals(self.functions, Watch(), ignored).keys.keys()
         for path, m in model.named_modules():
-            found |= {f"{path}.{k}".lstrip(".") for k, x in vars(m).items() if id(x) in self.held}
-        whole = [text for i, text in every.globals.whole.items() if i in self.held]
+            found |= {f"{path}.{k}".lstrip(".") for k, x in vars(m).items() if self._hold(x)}
+        whole = [k for k in every.globals.whole.values() if self._hold(getattr(*holder_of(model, k), None))]
         return frozenset(found | {k for k in every.keys for text in whole if k == text or k.startswith(f"{text}.")})
+
+    def _hold(self, x: Any) -> bool:
+        return bool(self.held) and not changeable([x]).isdisjoint(self.held)
 
 
 NOTHING = InBackward()
@@ -276,10 +280,12 @@ class Expected:
         if more := state.globals.written(written):
             left_out |= more
             state = ModuleState(model, every, left_out)
-        if not (backward.functions or backward.reads):
+        hung = [*state.globals.hung()]  # which forward may call too
+        if not (backward.functions or backward.reads or hung):
             return cls(every, left_out, state.keys)
         of_forward = ModuleState(model, early, left_out, {f.__code__ for f in backward.functions}).keys
-        return cls(every, left_out, state.keys, backward.values(model, state, left_out), frozenset(of_forward))
+        late = backward._replace(functions=[*backward.functions, *hung]).values(model, state, left_out)
+        return cls(every, left_out, state.keys, late, frozenset(of_forward))
 
     def differences(self, model: nn.Module) -> list[str]:
         """Names of the values that differ now, such as "drop.p"."""

@@ -160,16 +160,16 @@ def holder_of(model: nn.Module, name: str) -> tuple[Any, str]:
 
 
 @contextlib.contextmanager
-def values_set(values: Mapping[tuple[Any, str], Any]) -> Iterator[None]:
-    """Inside, these attributes of modules, classes and objects have these values."""
-    now = {place: getattr(*place) for place in values}
+def values_set(values: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Inside, these attributes (owner, name, value) of modules, classes and objects have these values."""
+    now = [(owner, name, getattr(owner, name)) for owner, name, _ in values]
     try:
-        for place, x in values.items():
-            setattr(*place, x)
+        for place in values:
+            setattr(*place)
         yield
     finally:
-        for place, x in now.items():
-            setattr(*place, x)
+        for place in now:
+            setattr(*place)
 
 
 def name_of(place: Place, spec: Any) -> str:
