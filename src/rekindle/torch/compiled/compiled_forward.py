@@ -10,11 +10,12 @@ import contextlib
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from ...compiling import IN_SLICES, Compiled, CompileOptions
 from ...errors import RekindleError
@@ -23,6 +24,7 @@ from .. import private
 from ..measure.caches import without_caches
 from ..measure.recording import signature
 from ..run.own_forward import SwitchedForward
+from ..run.results import is_looked_at
 from ..serve.said_once import WarnOnce
 from ..situation.callables import codes_in
 from ..situation.surroundings import not_in_graphs
@@ -30,7 +32,7 @@ from ..situation.values import CODE
 from ..tensors import tree
 from ..tensors.lock import LOCK
 from ..tensors.objects import function_in
-from .compiler import allow_retaining, as_partitioner, limit_reached_by, mode_settings
+from .compiler import allow_retaining, as_partitioner, inductor, limit_reached_by, mode_settings
 from .late_values import LateValues
 from .saving import Saving
 
@@ -204,8 +206,14 @@ def compiled_call(kind: Any, way: Compiled, options: CompileOptions) -> Callable
     """
     key = kind, way, options.key
     if key not in _compiled:
-        run, how = own_function(own_forward), settings(way, options)
-        _compiled[key] = torch.compile(run, fullgraph=True, dynamic=False, options=how or None)
+        compile_it = inductor(settings(way, options))
+
+        def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            results: Any = graph.graph.output_node().args[0]
+            inner = [i for i, n in enumerate(results) if n.op != "placeholder" and len(n.users) > 1]
+            return with_inner(compile_it(graph, inputs), inner)
+
+        _compiled[key] = torch.compile(own_function(own_forward), backend=backend, fullgraph=True, dynamic=False)
     return _compiled[key]
 
 
@@ -229,3 +237,24 @@ def own_function(run: Any) -> Callable[..., Any]:
 def own_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """The forward of the module's class."""
     return type(module).forward(module, *args, **kwargs)
+
+
+def with_inner(call: Callable[..., Any], inner: Sequence[int]) -> Callable[..., Any]:
+    """The compiled call. inner : numbers of its results from which it goes on itself: their whole gradient stays inside."""
+    return functools.partial(_noting_looks, call, inner) if inner else call
+
+
+def _noting_looks(call: Callable[..., Any], inner: Sequence[int], *inputs: Any) -> Any:
+    results = call(*inputs)
+    for t in (results[i] for i in inner):
+        if isinstance(t, torch.Tensor) and t.grad_fn is not None:
+            t.grad_fn.register_prehook(functools.partial(_refuse_look, weakref.ref(t)))
+    return results
+
+
+def _refuse_look(result: Callable[[], Any], _: Any) -> None:
+    if is_looked_at(result):
+        raise RekindleError(
+            f"a hook or retain_grad() is on a result of shape {list(result().shape)}, from which compiled code goes on, and it "
+            "gets a part of its gradient alone. Plan without compile=True for such steps, or call rekindle.restore(model)"
+        )
