@@ -61,6 +61,9 @@ class Net(nn.Module):
             h.grad_fn.register_prehook(lambda given: (given[0] * SCALE,))  # type: ignore[union-attr]
         elif self.how == "node after":
             h.grad_fn.register_hook(after_node)  # type: ignore[union-attr]
+        elif self.how == "unpack":
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack_hook=lambda t: t * SCALE):
+                h = h * h
         elif self.how == "both":
             h = Scaled.apply(h * self.scale, self, None)
         elif self.how != "module hook":
@@ -95,7 +98,7 @@ def pair(how: str, **options: Any) -> tuple[Net, Net, Tensor]:
 
 
 @pytest.mark.parametrize(
-    "how", ["class", "helper", "module", "hook", "module hook", "method", "both", "node", "node after"]
+    "how", ["class", "helper", "module", "hook", "module hook", "method", "both", "node", "node after", "unpack"]
 )
 @pytest.mark.filterwarnings("ignore:a backward whose code reads")
 def test_backward_reads_what_was_set_after_forward(how: str) -> None:
@@ -167,6 +170,38 @@ def test_what_stands_in_an_object_that_forward_hands_on_must_not_change(how: str
     (model.table[0] if how == "attribute" else given["in"]).scale = 7.0  # type: ignore[index]
     which = "table" if how == "attribute" else "the argument given"
     with pytest.raises(RekindleError, match=f"code reads {which}, which was set after forward"):
+        result.backward()
+
+
+@pytest.mark.parametrize("hook", [False, True])
+def test_variables_of_the_function_around_are_read_late(hook: bool) -> None:
+    class Scaler(torch.autograd.Function):
+        scale = torch.tensor(1.0)
+
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Any:
+            return gradient * 2 * Scaler.scale
+
+    class Inside(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.relu(self[0](x))
+            if hook:
+                h.register_hook(lambda g: g * scale)
+            else:
+                h = Scaler.apply(h)
+            return self[1](h)  # type: ignore[no-any-return]
+
+    scale = 1.0
+    model, x = Inside(nn.Linear(8, 64), nn.Linear(64, 8)), torch.randn(16, 8)
+    rekindle.checkpoint(model, x, minimize="memory", solver="storages", progress=False)
+    model(x).sum().backward()
+    result = model(x).sum()
+    scale, Scaler.scale = 7.0, torch.tensor(7.0)
+    with pytest.raises(RekindleError, match="which was set after forward"):
         result.backward()
 
 

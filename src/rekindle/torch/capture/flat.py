@@ -29,7 +29,7 @@ from .captured import Assigned
 from .eager_kernels import EagerLayout, one_cast_each
 from .extents import indices_for_masks
 from .inner_checkpoints import checkpoints_inside
-from .inner_results import inner_results, mark
+from .inner_results import hooks_noted, inner_results, mark
 from .known_values import KnownValues, Question
 from .left_out import taken_apart
 from .stand_in import own_classes
@@ -135,7 +135,7 @@ class FlatForward(nn.Module):
                 named: dict[Any, torch.Tensor] = {**dict(enumerate(tensors)), **dict(self.model.named_parameters())}
                 casts = one_cast_each(named, self._once)
                 watched, still = checkpoints_inside(self._inside_checkpoint), self._nothing_moved(tensors)
-                masks, hung = indices_for_masks(known.count), hooks_noted(self.hooks)
+                masks, hung = indices_for_masks(known.count), hooks_noted(self.hooks, tensors, self._sample or tensors)
                 outside = {id(t): (t, standing[name]) for name, t in self.outside.items()}
                 instead = InTheirPlace(outside) if outside else contextlib.nullcontext()
                 with casts as self.cast, layout, known, masks, watched, still, hung, instead:
@@ -358,26 +358,6 @@ def _behind(nodes: list[Any], known: set[int]) -> tuple[list[Any], list[torch.Te
         elif (leaf := getattr(node, "variable", None)) is not None and id(leaf) not in known:
             leaves.append(leaf)
     return functions, leaves
-
-
-@contextlib.contextmanager
-def hooks_noted(found: list[Any]) -> Iterator[None]:
-    """Inside, `found` learns the functions that are hung on tensors as hooks."""
-    kinds = ("register_hook", "register_post_accumulate_grad_hook")
-    own = [getattr(torch.Tensor, k) for k in kinds]
-
-    def put(registers: list[Any]) -> None:
-        for k, register in zip(kinds, registers, strict=True):
-            setattr(torch.Tensor, k, register)
-
-    def noting(register: Any) -> Any:
-        return lambda t, hook: (found.__iadd__([hook]), register(t, hook))[1]
-
-    put([*map(noting, own)])
-    try:
-        yield
-    finally:
-        put(own)
 
 
 _PLAIN = (torch.Tensor, nn.Parameter)

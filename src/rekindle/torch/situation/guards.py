@@ -55,7 +55,7 @@ class ModuleState:
         self._held_by: list[tuple[dict[str, Any] | None, str]] = []  # places of tensors that are no parameters
         self._classes: dict[tuple[type, str], Any] = {}
         self._class_keys: dict[tuple[type, str], Key] = {}
-        self._functions: dict[int, types.FunctionType] = {}
+        self.functions: dict[int, types.FunctionType] = {}
         self.keys["the submodules"] = tuple([(path, own_class(m)) for path, m in modules.items()])
         for path, m in modules.items():
             # A submodule of TorchScript is never called in a capture.
@@ -158,7 +158,7 @@ class ModuleState:
     def _function(self, x: Any) -> None:
         f = function_in(x)
         if isinstance(f, types.FunctionType):
-            self._functions[id(f)] = f
+            self.functions[id(f)] = f
 
     def _tensor(self, name: str, table: dict[str, Any] | None, k: str, t: torch.Tensor | None) -> None:
         self.keys[name] = _kind(t)
@@ -182,7 +182,7 @@ class ModuleState:
 
     def _read_globals(self, model: nn.Module) -> None:
         """Guard the globals that forwards read, and plain class attributes whose names occur in their code."""
-        self.globals = Globals(self._functions.values(), self.watch, self._ignored, self._apart)
+        self.globals = Globals(self.functions.values(), self.watch, self._ignored, self._apart)
         self.keys |= self.globals.keys
         for name, t in [*model.named_parameters(), *model.named_buffers()]:
             if found := vars(t).keys() & self.globals.names:
@@ -228,6 +228,11 @@ class InBackward(NamedTuple):
         """As `Expected.late`. every : all that forward and this code read."""
         found = {f"{path}.{k}".lstrip(".") for path, names in self.reads.items() for k in names}
         found |= Globals(self.functions, Watch(), ignored).keys.keys()
+        free = {
+            k for f in self.functions for k in f.__code__.co_freevars
+        }  # in keys of the functions that have them too
+        code = {f.__name__ for f in every.functions.values() if not free.isdisjoint(f.__code__.co_freevars)}
+        found |= {k for k in every.keys if k.rpartition(".")[2] in code}
         for path, m in model.named_modules():
             found |= {f"{path}.{k}".lstrip(".") for k, x in vars(m).items() if self._hold(x)}
         whole = [k for k in every.globals.whole.values() if self._hold(getattr(*holder_of(model, k), None))]

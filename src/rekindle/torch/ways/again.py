@@ -20,6 +20,7 @@ from ...parts.plan import SaveRule
 from ...saying.frames import in_short, line_of, users_frame
 from .. import private
 from ..capture.flat import by_parameter
+from ..capture.inner_results import hooks_noted
 from ..capture.trace_errors import functions_refused
 from ..compiled.saved_results import contexts
 from ..measure.as_before import as_before
@@ -104,8 +105,9 @@ def more_than_computes(module: nn.Module, given: Recorded) -> str:
     with given.surroundings(module), as_before(module, by_parameter(args, kwargs)) as before:
         python, numpy = random.getstate(), np.random.get_state(legacy=False)
         nothing_saved = torch.autograd.graph.saved_tensors_hooks(lambda t: None, _not_saved)
-        refused = private.scripted_refused(every=True), functions_refused()
-        with torch.enable_grad(), nothing_saved, refused[0], refused[1], _Writes() as writes:
+        scripts = private.scripted_refused(every=True)
+        hooks = hooks_noted([], tensors, [t.detach() for t in tensors])  # retain_grad does the same twice
+        with torch.enable_grad(), nothing_saved, scripts, functions_refused(), hooks, _Writes() as writes:
             plain_forward(module)(*args, **kwargs)
         plain = {
             f"{path}.{k}".lstrip(".") for path, m in module.named_modules() for k, x in m.__dict__.items()
