@@ -32,7 +32,7 @@ from ..situation.values import CODE
 from ..tensors import tree
 from ..tensors.lock import LOCK
 from ..tensors.objects import function_in
-from .compiler import allow_retaining, as_partitioner, inductor, limit_reached_by, mode_settings
+from .compiler import allow_retaining, as_partitioner, limit_reached_by, mode_settings
 from .late_values import LateValues
 from .saving import Saving
 
@@ -206,12 +206,12 @@ def compiled_call(kind: Any, way: Compiled, options: CompileOptions) -> Callable
     """
     key = kind, way, options.key
     if key not in _compiled:
-        compile_it = inductor(settings(way, options))
+        compile_it: Any = torch._TorchCompileInductorWrapper(None, settings(way, options), False)  # type: ignore[attr-defined]
 
         def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             results: Any = graph.graph.output_node().args[0]
             inner = [i for i, n in enumerate(results) if n.op != "placeholder" and len(n.users) > 1]
-            return with_inner(compile_it(graph, inputs), inner)
+            return functools.partial(noting_looks, compile_it(graph, inputs), inner)
 
         _compiled[key] = torch.compile(own_function(own_forward), backend=backend, fullgraph=True, dynamic=False)
     return _compiled[key]
@@ -239,12 +239,8 @@ def own_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return type(module).forward(module, *args, **kwargs)
 
 
-def with_inner(call: Callable[..., Any], inner: Sequence[int]) -> Callable[..., Any]:
-    """The compiled call. inner : numbers of its results from which it goes on itself: their whole gradient stays inside."""
-    return functools.partial(_noting_looks, call, inner) if inner else call
-
-
-def _noting_looks(call: Callable[..., Any], inner: Sequence[int], *inputs: Any) -> Any:
+def noting_looks(call: Callable[..., Any], inner: Sequence[int], *inputs: Any) -> Any:
+    """The results of the compiled call. inner : those from which it goes on itself: their whole gradient stays inside."""
     results = call(*inputs)
     for t in (results[i] for i in inner):
         if isinstance(t, torch.Tensor) and t.grad_fn is not None:

@@ -20,7 +20,7 @@ from torch import fx, nn
 from ...compiling import Compiled, CompileOptions
 from ..offload.part_copies import PartCopies
 from ..run.own_forward import Tally
-from .compiled_forward import CompiledForward, own_forward, own_function, with_inner
+from .compiled_forward import CompiledForward, noting_looks, own_forward, own_function
 from .compiler import while_tracing
 from .cuts import Cuts
 from .stage import Stage, StageForward
@@ -152,7 +152,7 @@ class StagedForward(CompiledForward):
             delattr(whole, name)
             setattr(whole, name, stage)
         self.graphs.append(kind_of(whole))
-        return with_inner(whole, cuts.inner_results(graph))
+        return functools.partial(noting_looks, whole, cuts.inner_results(graph))
 
 
 def staged(
