@@ -89,9 +89,8 @@ def take_marks(
 @contextlib.contextmanager
 def hooks_noted(found: list[Any], given: Iterable[torch.Tensor], real: Iterable[torch.Tensor]) -> Iterator[None]:
     """Inside, `found` learns the functions that are hung on tensors, or on what autograd saves, and that run in backward. Hooks
-    on the tensors given are refused, and so is `retain_grad`: in eager they see what comes from outside of forward too.
-
-    real : the tensors for which the given ones stand."""
+    on the tensors given, which stand for the real ones, are refused, and so is `retain_grad`: in eager they see what comes from
+    outside of forward too."""
     every, made = {id(t) for t in given}, {id(t) for t, r in zip(given, real, strict=True) if not r.is_leaf}
     refused = {(torch.Tensor, "register_hook"): every, (torch.Tensor, "register_post_accumulate_grad_hook"): every}
     refused |= {(torch.Tensor, "retain_grad"): made, (saved_tensors_hooks, "__init__"): set()}

@@ -228,9 +228,8 @@ class InBackward(NamedTuple):
         """As `Expected.late`. every : all that forward and this code read."""
         found = {f"{path}.{k}".lstrip(".") for path, names in self.reads.items() for k in names}
         found |= Globals(self.functions, Watch(), ignored).keys.keys()
-        free = {
-            k for f in self.functions for k in f.__code__.co_freevars
-        }  # in keys of the functions that have them too
+        # Variables of enclosing functions count in the keys of forward's functions that have them too.
+        free = {k for f in self.functions for k in f.__code__.co_freevars}
         code = {f.__name__ for f in every.functions.values() if not free.isdisjoint(f.__code__.co_freevars)}
         found |= {k for k in every.keys if k.rpartition(".")[2] in code}
         for path, m in model.named_modules():
