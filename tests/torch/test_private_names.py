@@ -117,6 +117,7 @@ def objects() -> dict[str, Callable[[], Any]]:
         "a module": lambda: nn.Linear(1, 1),
         "a fake mode": torch._subclasses.FakeTensorMode,
         "a scripted module": lambda: torch.jit.script(nn.Linear(1, 1)),
+        "torch": lambda: torch,
         "a library": lambda: torch.library.Library("rekindle_of_tests", "FRAGMENT"),
     }
 

@@ -81,6 +81,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "a fake mode": ("_cached_dispatch_impl", "_dispatch_impl"),
     "a library": ("_destroy",),
     "a scripted module": ("_concrete_type",),
+    "torch": ("_TorchCompileInductorWrapper",),
 }
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from rekindle.compiling import Compiled, CompileOptions
 from rekindle.errors import RekindleError, RekindleWarning
 from rekindle.torch.compiled import whole_graph
-from rekindle.torch.compiled.compiled_forward import settings
+from rekindle.torch.compiled.compiled_forward import CompiledForward, settings
 from rekindle.torch.compiled.compiler import compile_graph
 from rekindle.torch.compiled.whole_graph import StagedForward
 
@@ -226,11 +226,23 @@ def test_a_look_at_a_gradient_that_stays_in_a_stage_is_refused(at: int, refused:
         r[at].retain_grad()
     own[0].backward()
     if refused:
-        with pytest.raises(RekindleError, match=r"a result of shape \[4, 8\], from which a compiled stage goes on"):
+        with pytest.raises(RekindleError, match=r"a result of shape \[4, 8\], from which compiled code goes on"):
             results[0].backward()
     else:
         results[0].backward()
         assert torch.equal(results[at].grad, own[at].grad)
+
+
+def test_a_look_at_a_gradient_that_stays_in_a_compiled_part_is_refused() -> None:
+    part, x = Tells(), torch.randn(4, 8)
+    compiled = CompiledForward(part, Compiled(), CompileOptions(), "")
+    for at in (0, 1):
+        results = compiled(x)
+        results[at].retain_grad()
+        if at == 0:
+            results[0].backward()
+    with pytest.raises(RekindleError, match=r"a result of shape \[4, 8\], from which compiled code goes on"):
+        results[0].backward()
 
 
 def test_another_mode_of_the_model_does_not_stick() -> None:

@@ -237,6 +237,41 @@ def test_a_gradient_that_no_plan_makes_is_refused() -> None:
             rekindle.trace(refused, x)
 
 
+class Looks(nn.Module):
+    """Looks at the gradient of what it is given."""
+
+    def __init__(self, how: str, branches: bool = False) -> None:
+        super().__init__()
+        self.how, self.branches, self.a, self.b = how, branches, nn.Linear(8, 64), nn.Linear(64, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.how == "hook":
+            x.register_hook(lambda g: g * 2)
+        elif self.how == "retain":
+            x.retain_grad()
+        h = self.a(x).relu()
+        h = h * 2 if self.branches and float(h.detach().sum()) > 1e9 else h
+        return self.b(h.tanh() * h)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("how", "method"), [("hook", "register_hook"), ("retain", "retain_grad")])
+def test_a_look_at_the_gradient_of_an_argument_is_refused(how: str, method: str) -> None:
+    leaf = torch.randn(16, 8, requires_grad=True)
+    if how == "retain":
+        rekindle.trace(Looks(how), leaf)  # of a leaf, the gradient is kept in any case
+    with pytest.raises(TraceError, match=rf"forward calls {method} of an argument at .*view_as"):
+        rekindle.trace(Looks(how), leaf * 1)
+
+
+def test_a_part_that_hangs_hooks_on_its_argument_does_not_run_again() -> None:
+    model = nn.Sequential(*(Looks("", branches=True) for _ in range(3)))
+    rekindle.checkpoint(model, torch.randn(64, 8), minimize="memory", progress=False)
+    for part in model:
+        part.how = "hook"
+    with pytest.raises(TraceError):
+        rekindle.checkpoint(model, torch.randn(64, 8, requires_grad=True), minimize="memory", progress=False)
+
+
 def test_a_model_without_such_results_is_captured_as_before() -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
     captured = rekindle.trace(model, torch.randn(6, 8)).lowered.captured

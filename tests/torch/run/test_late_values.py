@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -18,6 +19,10 @@ CONFIG, SCALE = {"scale": 1.0}, 1.0
 
 def by_helper(gradient: Tensor) -> Tensor:
     return gradient * CONFIG["scale"]
+
+
+def after_node(made: Any, given: Any) -> Any:
+    return tuple(None if g is None else g * SCALE for g in made)
 
 
 class Scaled(torch.autograd.Function):
@@ -52,6 +57,13 @@ class Net(nn.Module):
         elif self.how == "method":
             torch.autograd.graph.register_multi_grad_hook((h,), lambda _: None)
             h.register_hook(self.hung)
+        elif self.how == "node":
+            h.grad_fn.register_prehook(lambda given: (given[0] * SCALE,))  # type: ignore[union-attr]
+        elif self.how == "node after":
+            h.grad_fn.register_hook(after_node)  # type: ignore[union-attr]
+        elif self.how == "unpack":
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack_hook=lambda t: t * SCALE):
+                h = h * h
         elif self.how == "both":
             h = Scaled.apply(h * self.scale, self, None)
         elif self.how != "module hook":
@@ -85,7 +97,9 @@ def pair(how: str, **options: Any) -> tuple[Net, Net, Tensor]:
     return plain, planned, x
 
 
-@pytest.mark.parametrize("how", ["class", "helper", "module", "hook", "module hook", "method", "both"])
+@pytest.mark.parametrize(
+    "how", ["class", "helper", "module", "hook", "module hook", "method", "both", "node", "node after", "unpack"]
+)
 @pytest.mark.filterwarnings("ignore:a backward whose code reads")
 def test_backward_reads_what_was_set_after_forward(how: str) -> None:
     plain, planned, x = pair(how)
@@ -110,6 +124,98 @@ def test_an_object_that_forward_hands_on_must_not_change() -> None:
     _, planned, x = pair("held")
     with pytest.raises(RekindleError, match="a backward whose code reads table, which was set after forward"):
         gradients(planned, x, 7.0)
+
+
+@dataclass
+class Options:
+    scale: float = 1.0
+
+
+class Given(nn.Module):
+    """Leaves what it is given, or what stands in what it is given or holds, to code in backward."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.a, self.b, self.table = how, nn.Linear(8, 64), nn.Linear(64, 8), [Options()]
+
+    def forward(self, x: Tensor, given: Any) -> Tensor:
+        h = torch.relu(self.a(x))
+        if self.how == "hook":
+            h.register_hook(lambda g: g * given["in"].scale)
+            return self.b(h)  # type: ignore[no-any-return]
+        left = OPTIONS if self.how == "global" else self.table[0] if self.how == "attribute" else given["in"]
+        return self.b(Left.apply(h, (left,)))  # type: ignore[no-any-return]
+
+
+OPTIONS = Options()
+
+
+class Left(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, left: tuple[Options]) -> Tensor:
+        ctx.left = left
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient * 2 * ctx.left[0].scale, None
+
+
+@pytest.mark.parametrize("how", ["argument", "hook", "attribute"])
+def test_what_stands_in_an_object_that_forward_hands_on_must_not_change(how: str) -> None:
+    model, x, given = Given(how), torch.randn(16, 8), {"in": Options()}
+    rekindle.checkpoint(model, (x, given), minimize="memory", solver="storages", progress=False)
+    model(x, given).sum().backward()
+    result = model(x, given).sum()
+    (model.table[0] if how == "attribute" else given["in"]).scale = 7.0  # type: ignore[index]
+    which = "table" if how == "attribute" else "the argument given"
+    with pytest.raises(RekindleError, match=f"code reads {which}, which was set after forward"):
+        result.backward()
+
+
+@pytest.mark.parametrize("hook", [False, True])
+def test_variables_of_the_function_around_are_read_late(hook: bool) -> None:
+    class Scaler(torch.autograd.Function):
+        scale = torch.tensor(1.0)
+
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Any:
+            return gradient * 2 * Scaler.scale
+
+    class Inside(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.relu(self[0](x))
+            if hook:
+                h.register_hook(lambda g: g * scale)
+            else:
+                h = Scaler.apply(h)
+            return self[1](h)  # type: ignore[no-any-return]
+
+    scale = 1.0
+    model, x = Inside(nn.Linear(8, 64), nn.Linear(64, 8)), torch.randn(16, 8)
+    rekindle.checkpoint(model, x, minimize="memory", solver="storages", progress=False)
+    model(x).sum().backward()
+    result = model(x).sum()
+    scale, Scaler.scale = 7.0, torch.tensor(7.0)
+    with pytest.raises(RekindleError, match="which was set after forward"):
+        result.backward()
+
+
+@pytest.mark.filterwarnings("ignore:a backward whose code reads")
+def test_a_field_of_an_object_that_cannot_be_hashed_is_read_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, x, given = Given("global"), torch.randn(16, 8), {"in": Options()}
+    planned = copy.deepcopy(plain)
+    rekindle.checkpoint(planned, (x, given), minimize="memory", solver="storages", progress=False)
+    for model in (plain, planned):
+        result = model(x, given).sum()
+        with monkeypatch.context() as m:
+            m.setattr(OPTIONS, "scale", 7.0)
+            result.backward()
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(plain.parameters(), planned.parameters(), strict=True))  # type: ignore[arg-type]
 
 
 @pytest.mark.filterwarnings("ignore:a backward whose code reads")

@@ -120,6 +120,7 @@ def capture(
         numbers=numbers or Numbers(),
         in_backward=flat.in_backward,
         held=flat.held,
+        handed=flat.handed,
     )
 
 

@@ -83,7 +83,7 @@ class Captured:
         alone.
     no_results : names in `TraceOptions.unused` that fit no result of this call.
     in_backward : the user's functions that backward runs, without their closures. held : ids of the objects that forward leaves
-        to autograd Functions; they are valid while it is captured.
+        to Functions and hooks; they are valid while it is captured. handed : names of the arguments that hold such an object.
     graph_module : owns the nodes.
     """
 
@@ -119,6 +119,7 @@ class Captured:
     no_results: Sequence[str] = ()
     in_backward: Sequence[FunctionType] = ()
     held: frozenset[int] = frozenset()
+    handed: Sequence[str] = ()
     graph_module: Any = None
 
     @property

@@ -16,16 +16,25 @@ from ...errors import TraceError
 from ...printed import listed
 from ...saying.frames import ChangeFinder, in_short, line_of, users_frame
 from ..private import is_fake, mutations_of, place_of
-from ..situation.callables import caches_emptied, closure_of, described, is_torchs, line_that_sets, user_hooks
+from ..situation.callables import (
+    caches_emptied,
+    closure_of,
+    described,
+    is_torchs,
+    line_that_sets,
+    user_hooks,
+    without_closure,
+)
 from ..situation.numbers import Argument, Numbers, name_of
 from ..situation.surroundings import is_cast_once
 from ..tensors import tree
 from ..tensors.loss import losses
+from ..tensors.objects import changeable
 from ..undo.attributes import Attributes, Changes, Kind, kind_of, tensors_in_attributes
 from .captured import Assigned
 from .eager_kernels import EagerLayout, InTheirPlace, one_cast_each
 from .inner_checkpoints import checkpoints_inside
-from .inner_results import edges_behind, inner_results, leads_to, mark
+from .inner_results import edges_behind, hooks_noted, inner_results, leads_to, mark
 from .known_values import KnownValues, Question, indices_for_masks
 from .left_out import taken_apart
 from .stand_in import own_classes
@@ -99,6 +108,7 @@ class FlatForward(nn.Module):
         self.functions: list[type[torch.autograd.Function]] = []  # the user's, to whose backward the last run leads
         self.hooks: list[Any] = []  # that it hung on tensors
         self.held: frozenset[int] = frozenset()  # as in `Captured`
+        self.handed: list[str] = []
         self.progress = 0  # ops run, in all runs of the last attempt
         self.cast: dict[int | str, bool] = {}  # those that autocast has cast in the last run -> whether once
         self.unseen = 0  # calls of kernels with hidden writes, in the last run
@@ -126,7 +136,7 @@ class FlatForward(nn.Module):
                 named: dict[Any, torch.Tensor] = {**dict(enumerate(tensors)), **dict(self.model.named_parameters())}
                 casts = one_cast_each(named, self._once)
                 watched, still = checkpoints_inside(self._inside_checkpoint), self._nothing_moved(tensors)
-                masks, hung = indices_for_masks(known.count), hooks_noted(self.hooks)
+                masks, hung = indices_for_masks(known.count), hooks_noted(self.hooks, tensors, self._sample or tensors)
                 outside = {id(t): (t, standing[name]) for name, t in self.outside.items()}
                 instead = InTheirPlace(outside) if outside else contextlib.nullcontext()
                 with casts as self.cast, layout, known, masks, watched, still, hung, instead:
@@ -200,8 +210,9 @@ class FlatForward(nn.Module):
         self._before_backward, self._ends = self._marks(), [t.grad_fn for t in copies if t.grad_fn is not None]
         nodes, hidden = _behind(self._ends, {*given, *map(id, self.model.parameters())})
         self.functions = list(dict.fromkeys(n._forward_cls for n in nodes))
-        kinds = tree.PLAIN, torch.Tensor, torch.nn.Module
-        self.held = frozenset(id(x) for n in nodes for x in vars(n).values() if not isinstance(x, kinds))
+        left = [x for n in nodes for x in vars(n).values()] + [x for h in self.hooks for x in closure_of(h)]
+        self.held = frozenset(changeable(left))
+        self.handed = [k for k, x in kwargs.items() if self.held and not self.held.isdisjoint(changeable([x]))]
         # `backward()` runs code at such leaves, and a search for the gradients of others does not.
         if hidden and (nodes or self.hooks):
             trained = [t for t in copies if t.requires_grad]
@@ -222,8 +233,7 @@ class FlatForward(nn.Module):
         of_modules = [fn for name, _, fn in user_hooks(self.model) if name.startswith("the backward")]
         called = [f for x in (*self.hooks, *of_modules, *(k.backward for k in self.functions)) for f in closure_of(x)]
         users = [f for f in called if isinstance(f, types.FunctionType) and not is_torchs(f)]
-        empty = [tuple(types.CellType() for _ in f.__code__.co_freevars) for f in users]
-        return [types.FunctionType(f.__code__, f.__globals__, closure=c) for f, c in zip(users, empty, strict=True)]
+        return [without_closure(f.__code__, f.__globals__) for f in users]
 
     def _marks(self) -> dict[str, Any]:
         """name -> (the tensor, how often it was written to, its Python attributes, its gradient), of parameters and buffers."""
@@ -341,26 +351,6 @@ def _behind(nodes: list[Any], known: set[int]) -> tuple[list[Any], list[torch.Te
     written = [n for n in every if isinstance(n, torch.autograd.function.BackwardCFunction)]
     leaves = [leaf for n in every if (leaf := getattr(n, "variable", None)) is not None and id(leaf) not in known]
     return [n for n in written if not is_torchs(n._forward_cls)], leaves  # type: ignore[attr-defined]
-
-
-@contextlib.contextmanager
-def hooks_noted(found: list[Any]) -> Iterator[None]:
-    """Inside, `found` learns the functions that are hung on tensors as hooks."""
-    kinds = ("register_hook", "register_post_accumulate_grad_hook")
-    own = [getattr(torch.Tensor, k) for k in kinds]
-
-    def put(registers: list[Any]) -> None:
-        for k, register in zip(kinds, registers, strict=True):
-            setattr(torch.Tensor, k, register)
-
-    def noting(register: Any) -> Any:
-        return lambda t, hook: (found.__iadd__([hook]), register(t, hook))[1]
-
-    put([*map(noting, own)])
-    try:
-        yield
-    finally:
-        put(own)
 
 
 _PLAIN = (torch.Tensor, nn.Parameter)

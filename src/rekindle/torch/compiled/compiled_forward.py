@@ -11,11 +11,11 @@ import functools
 import inspect
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from ...compiling import IN_SLICES, Compiled, CompileOptions
 from ...errors import RekindleError
@@ -24,9 +24,10 @@ from .. import private
 from ..measure.caches import without_caches
 from ..measure.recording import signature
 from ..run.own_forward import SwitchedForward
+from ..run.results import is_looked_at
 from ..serve.said_once import WarnOnce
 from ..situation.callables import HOOKS, codes_in
-from ..situation.globals import Globals
+from ..situation.globals import ON_TENSORS, Globals
 from ..situation.surroundings import not_in_graphs
 from ..situation.values import CODE, Key, Watch, key_of
 from ..tensors import tree
@@ -111,8 +112,14 @@ class CompiledForward(SwitchedForward):
         assert self.way is not None
         key = self.kind or signature(model), self.way, self.options.key
         if key not in _compiled:
-            run, how = own_function(own_forward), settings(self.way, self.options)
-            _compiled[key] = torch.compile(run, fullgraph=True, dynamic=False, options=how or None)
+            compile_it: Any = torch._TorchCompileInductorWrapper(None, settings(self.way, self.options), False)  # type: ignore[attr-defined]
+
+            def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+                results: Any = graph.graph.output_node().args[0]
+                inner = [i for i, n in enumerate(results) if n.op != "placeholder" and len(n.users) > 1]
+                return functools.partial(noting_looks, compile_it(graph, inputs), inner)
+
+            _compiled[key] = torch.compile(own_function(own_forward), backend=backend, fullgraph=True, dynamic=False)
         return _compiled[key]
 
     def _compiled(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -219,23 +226,32 @@ def own_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return type(module).forward(module, *args, **kwargs)
 
 
+def noting_looks(call: Callable[..., Any], inner: Sequence[int], *inputs: Any) -> Any:
+    """The results of the compiled call. inner : those from which it goes on itself: their whole gradient stays inside."""
+    results = call(*inputs)
+    for t in (results[i] for i in inner):
+        if isinstance(t, torch.Tensor) and t.grad_fn is not None:
+            t.grad_fn.register_prehook(functools.partial(_refuse_look, weakref.ref(t)))
+    return results
+
+
+def _refuse_look(result: Callable[[], Any], _: Any) -> None:
+    if is_looked_at(result):
+        raise RekindleError(
+            f"a hook or retain_grad() is on a result of shape {list(result().shape)}, from which compiled code goes on, and it "
+            "gets a part of its gradient alone. Plan without compile=True for such steps, or call rekindle.restore(model)"
+        )
+
+
 # -- values that code in backward reads: compiled code has them as they were in forward --------------------------------
-_HANGS = {"register_hook", "register_post_accumulate_grad_hook"}  # methods by which code hangs hooks on tensors
-
-
 class LateValues:
     """The values that autograd Functions and hooks of a module may read in backward, as far as its code names them."""
 
     def __init__(self, model: nn.Module):
         kinds = {type(m) for m in model.modules() if type(m).__module__.partition(".")[0] != "torch"}
         methods = [f for kind in kinds for f in methods_of(kind)]
-        self._model, self._code = weakref.ref(model), [*Globals(methods, Watch(), ()).backward]
-        for f in methods:
-            for c in [c for c in codes_in(f.__code__) if _HANGS.intersection(c.co_names)]:
-                named = [f.__globals__.get(k) for k in c.co_names] + [g for g in methods if g.__name__ in c.co_names]
-                inner = [x for x in c.co_consts if isinstance(x, types.CodeType)]
-                self._code += [g for g in named if isinstance(g, types.FunctionType)]
-                self._code += [_without_closure(x, f.__globals__) for x in inner]
+        named = Globals(methods, Watch(), ())
+        self._model, self._code = weakref.ref(model), [*named.backward, *named.hung(ON_TENSORS)]
         self._names = {k for f in self._code for c in codes_in(f.__code__) for k in c.co_names}
 
     def _keys(self, model: nn.Module) -> dict[str, Key]:
@@ -260,7 +276,3 @@ class LateValues:
                 f"{changed[0]} was set after forward, and code in backward of {type(model).__name__} may read it; "
                 "compiled code reads it in forward. Set it before forward, or plan without compile="
             )
-
-
-def _without_closure(code: types.CodeType, table: dict[str, Any]) -> types.FunctionType:
-    return types.FunctionType(code, table, closure=tuple(types.CellType() for _ in code.co_freevars))

@@ -22,13 +22,12 @@ import torch
 from torch import fx, nn
 
 from ...compiling import Compiled, CompileOptions
-from ...errors import RekindleError, UsageError
+from ...errors import UsageError
 from ..capture.left_out import no_such_results, taken_apart
 from ..offload.part_copies import PartCopies
 from ..run.own_forward import Tally
-from ..run.results import is_looked_at
 from ..tensors import tree
-from .compiled_forward import CompiledForward, own_forward, own_function
+from .compiled_forward import CompiledForward, noting_looks, own_forward, own_function
 from .compiler import while_tracing
 from .cuts import Cuts, draws, is_fixed
 from .stage import Stage, StageForward, kind_of
@@ -155,26 +154,7 @@ class StagedForward(CompiledForward):
             delattr(whole, name)
             setattr(whole, name, stage)
         self.graphs.append(kind_of(whole))
-        inner = cuts.inner_results(graph)
-        return functools.partial(_with_inner, whole, inner) if inner else whole
-
-
-def _with_inner(stages: Callable[..., Any], inner: Sequence[int], *inputs: Any) -> Any:
-    """The results of the stages. inner : those from which a stage itself goes on: their whole gradient stays inside."""
-    results = stages(*inputs)
-    for t in (results[i] for i in inner):
-        if isinstance(t, torch.Tensor) and t.grad_fn is not None:
-            t.grad_fn.register_prehook(functools.partial(_refuse_look, weakref.ref(t)))
-    return results
-
-
-def _refuse_look(result: Callable[[], Any], _: Any) -> None:
-    if is_looked_at(result):
-        raise RekindleError(
-            f"a hook or retain_grad() is on a result of shape {list(result().shape)}, from which a compiled stage goes on: "
-            "compiled code gives it a part of its gradient alone. Plan without compile=True for such steps, or call "
-            "rekindle.restore(model)"
-        )
+        return functools.partial(noting_looks, whole, cuts.inner_results(graph))
 
 
 def staged(

@@ -33,7 +33,7 @@ from ..situation.guards import Guards
 from ..situation.module_call import ModuleCall
 from ..situation.numbers import Attribute, attributes_set, holder_of, name_of, read, replaced
 from ..situation.surroundings import autocast_of, casts_now
-from ..situation.values import plain_of
+from ..situation.values import key_of, plain_of
 from ..tensors import rng, tree
 from ..tensors.objects import values_set
 from ..trace import Trace, plain_forward
@@ -109,6 +109,7 @@ class Second:
         # Not the call's structure: it refers to the caller's containers, which may come to hold the results.
         self._form, self._numbers = call.form, read(places, call.spec, model) or {} if places else {}
         self._tensors = [weakref.ref(t) for t in call.tensors]  # weak, since the plan may let go of them after forward
+        self._handed = {k: (call.given[k], key_of(call.given[k])) for k in again.trace.lowered.captured.handed}
         self._versions = [t._version for t in inputs]
         self._old = {i: inputs[i].detach().clone() for i, small in again.old.items() if small}
         self._random = {d: rng.state(d) for d in again.generators}
@@ -122,6 +123,10 @@ class Second:
         """Whether the backward that runs has come back to derivatives of this call."""
         return backward_number() in self._waiting
 
+    def _changed(self) -> list[str]:
+        """The arguments that forward has left to code in backward and that have changed since."""
+        return [f"the argument {k}" for k, (x, key) in self._handed.items() if key_of(x) != key]
+
     def is_stale(self) -> bool:
         """Whether the backward that begins computes other than the captured one: it runs under another autocast, or code in it
         would read another value."""
@@ -133,14 +138,14 @@ class Second:
                 owner.inside = now == casts[:-1]
             return True
         model, late = a.model(), a.trace.expected.late
-        if not late or model is None:
+        if model is None or not late and not self._handed:
             return False
         found = [] if a.guards.hold(model) else a.trace.expected.differences(model)
         numbers = read([*self._numbers], None, model) or {}
         found += [
             name_of(p, None) for p, x in self._numbers.items() if isinstance(p, Attribute) and numbers.get(p) != x
         ]
-        if names := [k for k in found if k in late]:
+        if names := [*self._changed(), *(k for k in found if k in late)]:
             self._why = LATE.format(names[0])
         return bool(names)
 
@@ -252,6 +257,8 @@ class Second:
         model, tensors = a.model(), [t() for t in self._tensors]
         if model is None:
             raise _refusal(asked, "the module was deleted")
+        if changed := self._changed():
+            raise _refusal(asked, f"{changed[0]} has changed since")
         expected, before = a.trace.expected, list[Any]()
         for name in expected.differences(model):
             if name in c.assigned or expected.early is not None and name not in expected.early:

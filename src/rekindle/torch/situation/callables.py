@@ -85,6 +85,11 @@ def codes_in(code: types.CodeType, apart: Collection[types.CodeType] = ()) -> It
             yield from codes_in(c, apart)
 
 
+def without_closure(code: types.CodeType, table: dict[str, Any]) -> types.FunctionType:
+    """A function of this code whose variables of enclosing functions have no values. table : its globals."""
+    return types.FunctionType(code, table, closure=tuple([types.CellType() for _ in code.co_freevars]))
+
+
 def names_in(code: types.CodeType) -> set[str]:
     """Names of attributes and globals in the code, and its string constants."""
     return {*code.co_names, *(c for c in code.co_consts if isinstance(c, str))}

@@ -13,7 +13,7 @@ import importlib.util
 import os
 import sys
 import types
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -29,13 +29,16 @@ from ..tensors.objects import (
     is_simple,
     slots_of,
 )
-from .callables import closure_of, codes_in, global_paths, imports, is_torchs
+from .callables import closure_of, codes_in, global_paths, imports, is_torchs, without_closure
 from .values import Key, Same, Walk, Watch, key_of
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _LIBRARY = os.path.dirname(os.__file__)
 # File names of code that Python, named tuples, dataclasses and attrs generate.
 _GENERATED = ("<frozen", "<string>", "<attrs")
+# Names that stand together in code which hangs hooks on nodes of autograd; on tensors.
+ON_NODES = (("register_prehook",), ("grad_fn", "register_hook"))
+ON_TENSORS = (("register_hook",), ("register_post_accumulate_grad_hook",))
 # Types that `key_of` looks into although they come from Python itself, torch or NumPy.
 _OPEN = (type, types.ModuleType, torch.Tensor, nn.Module, functools.partial, types.MethodType, *PLAIN)
 
@@ -56,12 +59,13 @@ class Globals:
         functions: Iterable[types.FunctionType],
         watch: Watch,
         ignored: Collection[str],
-        apart: Collection[types.CodeType] = (),
+        apart: Collection[types.CodeType] | None = None,
     ):
         self.keys: dict[str, Key] = {}
         self.names: set[str] = set()
         self.whole: dict[int, str] = {}
         self.backward: list[types.FunctionType] = []
+        self._code: list[tuple[types.CodeType, dict[str, Any]]] = []
         self._watch, self._ignored, self._apart = watch, ignored, apart
         # Of fields of objects: name in `keys`, and the places that hold its value.
         self._places: list[tuple[str, set[Any]]] = []
@@ -72,10 +76,20 @@ class Globals:
             if id(f) not in done:
                 done[id(f)] = f
                 self._read(f)
+        self._functions = [*done.values()]
 
     def written(self, places: Collection[Any]) -> set[str]:
         """Names in `keys` of fields of objects that stand in these places, as in `SideEffects.written`."""
         return {name for name, where in self._places if not where.isdisjoint(places)}
+
+    def hung(self, by: Collection[Collection[str]] = ON_NODES) -> Iterator[types.FunctionType]:
+        """Functions that code may hang as hooks on nodes of autograd or on tensors, as far as the code names them. by : as
+        `ON_NODES`."""
+        for c, table in self._code:
+            if any(set(k) <= {*c.co_names} for k in by):
+                yield from (f for k in c.co_names if isinstance(f := table.get(k), types.FunctionType))
+                yield from (f for f in self._functions if f.__name__ in c.co_names)
+                yield from (without_closure(x, table) for x in c.co_consts if isinstance(x, types.CodeType))
 
     def _take_met(self) -> bool:
         """Add the user's functions that the watched values hold; whether there were any."""
@@ -90,8 +104,9 @@ class Globals:
         if id(f) not in self._watch.code:
             text = f"the function {f.__qualname__}"
             self.keys[text] = (*self.keys.get(text, ()), key_of(f, self._watch))
-        codes = [*codes_in(f.__code__, self._apart)]
+        codes = [*codes_in(f.__code__, self._apart or ())]
         self.names.update(*[c.co_names for c in codes])
+        self._code += [(c, table) for c in codes]
         for path in dict.fromkeys(path for c in codes for path in global_paths(c)):
             if path[0] in table:
                 self._follow(table, path, where, table)
@@ -136,7 +151,7 @@ class Globals:
                 return
             if isinstance(x, type) and issubclass(x, torch.autograd.Function):  # autograd calls its methods
                 self.backward += [g for g in _with_inner(x.backward) if _is_followed(g, table)]
-                methods = [f for k, f in vars(x).items() if not (self._apart and k == "backward")]
+                methods = [f for k, f in vars(x).items() if self._apart is None or k != "backward"]
                 self._pending += [g for f in methods for g in _with_inner(f) if _is_followed(g, table)]
             is_torch = isinstance(x, types.ModuleType) and x.__name__.partition(".")[0] == "torch"
             closed = is_elsewhere(x) and not is_torch

@@ -23,10 +23,11 @@ import torch
 from torch import nn
 
 from ...saying.frames import is_users
-from ..tensors.objects import function_in, is_elsewhere, is_simple, without_plan
+from ..tensors.objects import changeable, function_in, is_elsewhere, is_simple, without_plan
 from ..tensors.sharded import own_class
 from .callables import HOOKS
 from .globals import Globals
+from .numbers import holder_of
 from .values import Key, Watch, apart_from_identity, key_of
 
 # Attributes that torch itself uses. Guards check parameters, buffers, submodules and hooks in any case.
@@ -49,7 +50,7 @@ class ModuleState:
         model: nn.Module,
         reads: Mapping[str, frozenset[str]] | None,
         ignored: frozenset[str],
-        apart: Collection[types.CodeType] = (),
+        apart: Collection[types.CodeType] | None = None,
     ):
         self.keys: dict[str, Key] = {}
         self._reads, self._ignored, self._apart = reads, ignored, apart
@@ -62,7 +63,7 @@ class ModuleState:
         self._held_by: list[tuple[dict[str, Any] | None, str]] = []  # places of tensors that are no parameters
         self._classes: dict[tuple[type, str], Any] = {}
         self._class_keys: dict[tuple[type, str], Key] = {}
-        self._functions: dict[int, types.FunctionType] = {}
+        self.functions: dict[int, types.FunctionType] = {}
         self.keys["the submodules"] = tuple([(path, own_class(m)) for path, m in modules.items()])
         for path, m in modules.items():
             # A submodule of TorchScript is never called in a capture.
@@ -165,7 +166,7 @@ class ModuleState:
     def _function(self, x: Any) -> None:
         f = function_in(x)
         if isinstance(f, types.FunctionType):
-            self._functions[id(f)] = f
+            self.functions[id(f)] = f
 
     def _tensor(self, name: str, table: dict[str, Any] | None, k: str, t: torch.Tensor | None) -> None:
         self.keys[name] = _kind(t)
@@ -189,7 +190,7 @@ class ModuleState:
 
     def _read_globals(self, model: nn.Module) -> None:
         """Guard the globals that forwards read, and plain class attributes whose names occur in their code."""
-        self.globals = Globals(self._functions.values(), self.watch, self._ignored, self._apart)
+        self.globals = Globals(self.functions.values(), self.watch, self._ignored, self._apart)
         self.keys |= self.globals.keys
         for name, t in [*model.named_parameters(), *model.named_buffers()]:
             if found := vars(t).keys() & self.globals.names:
@@ -234,10 +235,17 @@ class InBackward(NamedTuple):
         """As `Expected.late`. every : all that forward and this code read."""
         found = {f"{path}.{k}".lstrip(".") for path, names in self.reads.items() for k in names}
         found |= Globals(self.functions, Watch(), ignored).keys.keys()
+        # Variables of enclosing functions count in the keys of forward's functions that have them too.
+        free = {k for f in self.functions for k in f.__code__.co_freevars}
+        code = {f.__name__ for f in every.functions.values() if not free.isdisjoint(f.__code__.co_freevars)}
+        found |= {k for k in every.keys if k.rpartition(".")[2] in code}
         for path, m in model.named_modules():
-            found |= {f"{path}.{k}".lstrip(".") for k, x in vars(m).items() if id(x) in self.held}
-        whole = [text for i, text in every.globals.whole.items() if i in self.held]
+            found |= {f"{path}.{k}".lstrip(".") for k, x in vars(m).items() if self._hold(x)}
+        whole = [k for k in every.globals.whole.values() if self._hold(getattr(*holder_of(model, k), None))]
         return frozenset(found | {k for k in every.keys for text in whole if k == text or k.startswith(f"{text}.")})
+
+    def _hold(self, x: Any) -> bool:
+        return bool(self.held) and not changeable([x]).isdisjoint(self.held)
 
 
 NOTHING = InBackward()
@@ -283,10 +291,12 @@ class Expected:
         if more := state.globals.written(written):
             left_out |= more
             state = ModuleState(model, every, left_out)
-        if not (backward.functions or backward.reads):
+        hung = [*state.globals.hung()]  # which forward may call too
+        if not (backward.functions or backward.reads or hung):
             return cls(every, left_out, state.keys)
         of_forward = ModuleState(model, early, left_out, {f.__code__ for f in backward.functions}).keys
-        return cls(every, left_out, state.keys, backward.values(model, state, left_out), frozenset(of_forward))
+        late = backward._replace(functions=[*backward.functions, *hung]).values(model, state, left_out)
+        return cls(every, left_out, state.keys, late, frozenset(of_forward))
 
     def differences(self, model: nn.Module) -> list[str]:
         """Names of the values that differ now, such as "drop.p"."""

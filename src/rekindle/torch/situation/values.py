@@ -271,6 +271,7 @@ class Walk:
         held = vars(x)
         code = {k: f for k, v in [*held.items()] if type(f := function_in(v)) is types.FunctionType}
         plain = {k: v for k, v in [*held.items()] if k[:2] != "__" and (is_simple(v) or _is_config(v, x))}
+        plain |= {k: v for k, v in [*held.items()] if isinstance(v, torch.Tensor)}
         self.watch.part(held, [*code, *plain])
         if isinstance(x, type):
             self.watch.variables += [(x, k) for k in (*code, *plain)]

@@ -23,6 +23,7 @@ import torch
 OBJECTS_MOST = 20_000  # objects that one walk looks into; a guess
 PLAIN = (bool, int, float, complex, str, bytes, range, slice, frozenset, enum.Enum, type(None), torch.dtype, torch.device,
          torch.Size, torch.layout)  # fmt: skip
+_CLOSED = (*PLAIN, type, torch.Tensor, torch.nn.Module, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
 _SIMPLE = (bool, int, float, complex, str, type(None), torch.dtype, tuple, list, dict, set)
 _AROUND_FUNCTIONS = (types.MethodType, staticmethod, classmethod, property, functools.cached_property)
 _ELSEWHERE = sys.stdlib_module_names - {"__main__", "argparse", "types"} | {"numpy", "torch"}
@@ -90,6 +91,19 @@ def reached(start: Iterable[Any], inside: Callable[[Any], Iterable[Any]], most: 
             found[id(x)] = x
             yield x
             pending += inside(x)
+
+
+def changeable(start: Iterable[Any]) -> set[int]:
+    """ids of the containers and objects that are reached from these and whose content may change; no tensors and modules."""
+
+    def inside(x: Any) -> Iterable[Any]:
+        if isinstance(x, _CLOSED):
+            return ()
+        if isinstance(x, tuple | frozenset):
+            return x
+        return values_of(x) if isinstance(x, dict | list | set | deque) else fields_of(x).values()
+
+    return {id(x) for x in reached(start, inside) if not isinstance(x, (*_CLOSED, tuple))}
 
 
 def cells_of(f: types.FunctionType) -> list[types.CellType]:

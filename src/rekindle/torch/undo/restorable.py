@@ -209,7 +209,7 @@ def _set_state(x: Any, to: Any) -> None:
         x.setstate(to)
     elif isinstance(x, np.random.RandomState | torch.Generator):
         with disable_modes():
-            x.set_state(torch.from_numpy(to) if isinstance(to, np.ndarray) else to)
+            x.set_state(torch.from_numpy(to) if isinstance(to, np.ndarray) else to)  # type: ignore[arg-type]
     else:
         (x.bit_generator if isinstance(x, np.random.Generator) else x).state = to
 
@@ -237,7 +237,7 @@ def _set_fields(x: Any, old: dict[str, Any]) -> None:
 _NAME = Kind(lambda x: x.where.get(x.name, _NOTHING), lambda x, old: x.where.__setitem__(x.name, old), lambda y: [y])
 _CELL = Kind(
     lambda x: x.cell_contents if is_full(x) else _NOTHING,
-    lambda x, old: old is _NOTHING or setattr(x, "cell_contents", old),
+    lambda x, old: None if old is _NOTHING else setattr(x, "cell_contents", old),
     lambda y: [y],
 )
 _TENSOR = Kind(lambda t: t._version, lambda t, old: None)

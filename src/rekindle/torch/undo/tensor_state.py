@@ -75,7 +75,8 @@ class Tensors:
 
     def put_back(self, back: Callable[[str, Callable[[], Any]], None]) -> None:
         """Put all back by `back`: memory first, since gradients must fit their tensors."""
-        for x in (*self.memory.values(), *self._tensors.values()):
+        every: list[_Memory | _Tensor] = [*self.memory.values(), *self._tensors.values()]
+        for x in every:
             back(x.name, x.put_back)
 
 

@@ -29,6 +29,7 @@ from ...parts.plan import SaveRule
 from ...saying.frames import in_short, line_of, users_frame
 from .. import private
 from ..capture.flat import by_parameter
+from ..capture.inner_results import hooks_noted
 from ..capture.trace_errors import functions_refused
 from ..compiled.saving import contexts
 from ..measure.as_before import as_before, nothing_saved
@@ -186,8 +187,9 @@ def more_than_computes(module: nn.Module, given: Recorded) -> str:
     with given.surroundings(module), as_before(module, by_parameter(args, kwargs)) as before:
         python, numpy = random.getstate(), np.random.get_state(legacy=False)
         unsaved = nothing_saved(RekindleError("forward asks for a tensor that was not saved"))
-        refused = private.scripted_refused(every=True), functions_refused()
-        with torch.enable_grad(), unsaved, refused[0], refused[1], _Writes() as writes:
+        scripts = private.scripted_refused(every=True)
+        hooks = hooks_noted([], tensors, [t.detach() for t in tensors])  # retain_grad does the same twice
+        with torch.enable_grad(), unsaved, scripts, functions_refused(), hooks, _Writes() as writes:
             plain_forward(module)(*args, **kwargs)
         plain = _plain(module)
         drew = python != random.getstate() or str(numpy) != str(np.random.get_state(legacy=False))
