@@ -281,7 +281,7 @@ def require(check: Check, which: str, plan: Plan | PartsPlan | None = None) -> N
     if plan is not None and budget is not None:
         taken = plan.peak_bytes - plan.activation_peak_bytes + (check.held_peak_bytes or 0)
         if taken > budget:
-            raise PlanMismatch(f"{which} takes {format_bytes(taken)} here, and the budget is {format_bytes(budget)}")
+            raise PlanMismatch(f"{which} takes {format_bytes(taken)} here, above the budget of {format_bytes(budget)}")
 
 
 def _waits_with_slices(planned: PlannedForward) -> bool:
