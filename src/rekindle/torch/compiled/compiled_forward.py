@@ -32,7 +32,7 @@ from ..situation.values import CODE
 from ..tensors import tree
 from ..tensors.lock import LOCK
 from ..tensors.objects import function_in
-from .compiler import allow_retaining, as_partitioner, limit_reached_by, mode_settings
+from .compiler import allow_retaining, as_partitioner, inductor, limit_reached_by, mode_settings
 from .late_values import LateValues
 from .saving import Saving
 
@@ -206,7 +206,7 @@ def compiled_call(kind: Any, way: Compiled, options: CompileOptions) -> Callable
     """
     key = kind, way, options.key
     if key not in _compiled:
-        compile_it: Any = torch._TorchCompileInductorWrapper(None, settings(way, options), False)  # type: ignore[attr-defined]
+        compile_it = inductor(settings(way, options))
 
         def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             results: Any = graph.graph.output_node().args[0]
