@@ -34,7 +34,7 @@ from ..tensors import tree
 from ..tensors.lock import LOCK
 from ..tensors.objects import function_in
 from ..undo.side_effects import methods_of
-from .compiler import allow_retaining, as_partitioner, limit_reached_by, mode_settings
+from .compiler import allow_retaining, as_partitioner, inductor, limit_reached_by, mode_settings
 from .saving import Saving
 
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")  # where their errors are defined
@@ -112,7 +112,7 @@ class CompiledForward(SwitchedForward):
         assert self.way is not None
         key = self.kind or signature(model), self.way, self.options.key
         if key not in _compiled:
-            compile_it: Any = torch._TorchCompileInductorWrapper(None, settings(self.way, self.options), False)  # type: ignore[attr-defined]
+            compile_it = inductor(settings(self.way, self.options))
 
             def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
                 results: Any = graph.graph.output_node().args[0]

@@ -41,6 +41,11 @@ def is_compiled(node: Any) -> bool:
     return type(node).__name__ == "CompiledFunctionBackward"
 
 
+def inductor(settings: dict[str, Any]) -> Callable[..., Any]:
+    """The backend of torch.compile, with these settings."""
+    return torch._TorchCompileInductorWrapper(None, settings, False)  # type: ignore[no-any-return, attr-defined]
+
+
 def allow_retaining(results: Iterable[torch.Tensor]) -> None:
     """Let the compiled backward of these results run with retain_graph=True. Its code writes over tensors that forward saved,
     for which torch refuses to retain them; they are put back afterwards."""
