@@ -59,6 +59,22 @@ class Loss(nn.Module):
         return {"loss": logits.log_softmax(-1)[:, 0].mean(), "logits": logits, "hidden": h}
 
 
+class Residual(nn.Module):
+    """A residual stream that is returned after each block, as hidden states are: a whole gradient is a part of the next one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)) for _ in range(4))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        hidden = []
+        for i, block in enumerate(self.blocks):
+            x = x + block(x) if i % 2 else block(x) + x
+            hidden.append(x)
+        return {"loss": self.head(x).log_softmax(-1)[:, 0].mean(), "hidden": hidden}
+
+
 def results(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
     out = model(x)
     flat = [*out.values()] if isinstance(out, dict) else [*out]
@@ -131,7 +147,7 @@ def pair(model: nn.Module, **how: Any) -> tuple[nn.Module, nn.Module, torch.Tens
     return model, rekindle.apply(copy.deepcopy(model), tight(rekindle.trace(model, x, **how))), x
 
 
-@pytest.mark.parametrize("kind", [Nested, Views, Loss])
+@pytest.mark.parametrize("kind", [Nested, Views, Loss, Residual])
 @pytest.mark.parametrize("loss", ["auto", "all"])
 def test_gradients_of_results_are_eagers(kind: Callable[[], nn.Module], loss: str) -> None:
     model, planned, x = pair(kind(), loss=loss)
@@ -146,7 +162,7 @@ def test_gradients_of_results_are_eagers(kind: Callable[[], nn.Module], loss: st
             assert same, f"{way.__name__}: {i}"
 
 
-@pytest.mark.parametrize("kind", [Nested, Loss])
+@pytest.mark.parametrize("kind", [Nested, Loss, Residual])
 def test_second_derivatives_go_through_results(kind: Callable[[], nn.Module]) -> None:
     model, planned, x = pair(kind(), loss="all")
     found = []

@@ -290,7 +290,11 @@ class Source:
         """Give autograd the parts that an addition would add; returns how many parts there are."""
         assert call.node is not None
         so_far, part = call.node.args
-        there = unaliased(so_far) in self.sums.handed_over or unaliased(so_far) in self._outside
+        before, handed = (
+            unaliased(so_far),
+            self.sums.handed_over,
+        )  # an addition of another gradient, which is whole, is a part
+        there = before in self._outside or before in handed and handed[before] is handed[call.node]
         parts = [part] if there else [so_far, part]
         shown = [self._to_autograd(x, self.text.argument(x, call.node), later) for x in parts]
         self.lines += [f"    out.append({x})" for x in shown]
