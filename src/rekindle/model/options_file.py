@@ -157,16 +157,11 @@ def _name_of(optimizer: Any) -> str | None:
     """An optimizer, its class or its name, as a name that a reader accepts."""
     if optimizer is None:
         return None
-    if not isinstance(optimizer, str):
-        kind = (
-            optimizer
-            if isinstance(optimizer, type)
-            else optimizer.kind
-            if isinstance(optimizer, LastCount)
-            else type(optimizer)
-        )
-        return kind.__name__.lower()[:NAME_MOST_LETTERS]
-    return " ".join(optimizer.split())[:NAME_MOST_LETTERS]
+    if isinstance(optimizer, str):
+        return " ".join(optimizer.split())[:NAME_MOST_LETTERS]
+    own = optimizer.kind if isinstance(optimizer, LastCount) else optimizer
+    kind = own if isinstance(own, type) else type(own)
+    return kind.__name__.lower()[:NAME_MOST_LETTERS]
 
 
 def _is_printable(text: str, most_letters: int) -> bool:

@@ -16,6 +16,7 @@ import rekindle
 from marks import every
 from rekindle import RekindleError, UsageError
 from rekindle.torch.capture.compiling_flag import as_if_compiling
+from rekindle.torch.capture.inner_results import hooks_noted
 from rekindle.torch.situation import module_call as calls
 from rekindle.torch.tensors import lock as locks
 from rekindle.torch.tensors import rng
@@ -267,3 +268,15 @@ def test_an_op_that_cannot_draw_its_numbers_again_raises() -> None:
     rng.draw(kept, 0, "cpu", torch.rand, 4)
     with pytest.raises(RekindleError, match="another thread drew"):
         rng.replay(kept, 0, "cpu", torch.rand, 3)
+
+
+def test_hooks_of_another_thread_are_not_noted_and_torchs_methods_are_as_before() -> None:
+    found: list[Any] = []
+    with hooks_noted(found, [], []):
+        x = torch.rand(2, requires_grad=True)
+        other = threading.Thread(target=x.register_hook, args=(print,))
+        other.start()
+        other.join()
+        x.register_hook(len)
+    assert found == [len]
+    assert "retain_grad" not in vars(torch.Tensor)  # which inherits it

@@ -8,6 +8,7 @@ planned step must have such a node too. Here its place in the joint graph is fou
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
 from ...errors import TraceError
 from ...saying.frames import in_short, line_of, users_frame
+from ..tensors.objects import values_set
 
 _MARK = "rekindle_result"
 
@@ -96,30 +98,30 @@ def take_marks(
 def hooks_noted(found: list[Any], given: Iterable[torch.Tensor], real: Iterable[torch.Tensor]) -> Iterator[None]:
     """Inside, `found` learns the functions that are hung on tensors, or on what autograd saves, and that run in backward. Hooks
     on the tensors given, which stand for the real ones, are refused, and so is `retain_grad`: in eager they see what comes from
-    outside of forward too."""
+    outside of forward too. Other threads are left alone."""
     every, made = {id(t) for t in given}, {id(t) for t, r in zip(given, real, strict=True) if not r.is_leaf}
     refused: dict[tuple[type, str], set[int]] = {
         (torch.Tensor, "register_hook"): every, (torch.Tensor, "register_post_accumulate_grad_hook"): every,
         (torch.Tensor, "retain_grad"): made, (saved_tensors_hooks, "__init__"): set(),
     }  # fmt: skip
-    own = {place: getattr(*place) for place in refused}
+    here = threading.get_ident()
 
-    def noting(place: tuple[type, str]) -> Any:
+    def noting(kind: type, name: str) -> Any:
+        own = getattr(kind, name)
+
         def note(t: Any, *hooks: Any, **named: Any) -> Any:
-            if id(t) in refused[place]:
-                frame, words = users_frame(), f"calls {place[1]} of an argument"
-                line = line_of(frame) if frame is not None else "an unknown line"
-                why = f"forward {words} at {line}. Do so outside of forward, or with a view of it (x = x.view_as(x))"
-                raise TraceError(why, line=in_short(line), reason=words)
-            found.extend((*hooks, *named.values()))
-            return own[place](t, *hooks, **named)
+            if threading.get_ident() == here:
+                if id(t) in refused[kind, name]:
+                    frame, words = users_frame(), f"calls {name} of an argument"
+                    line = line_of(frame) if frame is not None else "an unknown line"
+                    why = (
+                        f"forward {words} at {line}. Do so outside of forward, or with a view of it (x = x.view_as(x))"
+                    )
+                    raise TraceError(why, line=in_short(line), reason=words)
+                found.extend((*hooks, *named.values()))
+            return own(t, *hooks, **named)
 
         return note
 
-    try:
-        for place in refused:
-            setattr(*place, noting(place))
+    with values_set([(*place, noting(*place)) for place in refused]):
         yield
-    finally:
-        for place, method in own.items():
-            setattr(*place, method)

@@ -239,7 +239,7 @@ def optimizers_by_name() -> dict[str, tuple[type, Options]]:
 
 
 def names() -> list[str]:
-    """The names of optimizers that `optimizers.state_bytes` accepts."""
+    """The names of optimizers that `state_bytes` accepts."""
     return sorted(optimizers_by_name())
 
 

@@ -92,7 +92,7 @@ class Operator:
     on_host : arguments that a GPU's kernel reads on the host, where the forward op left them, though fake tensors place them on
         the GPU. A kernel that is given them on the GPU ends the process.
     strides : the strides of its results on a CPU, where torch's shape rule gives others (see `strides`).
-    over : overload -> calls of it that write over an argument (see `overwrites`).
+    over : overload -> calls of it that write over an argument (see `corrected`).
     flops : FLOPs of a call with these (args, kwargs, results), where torch's formula is wrong.
     flops_as : the operator whose formula serves, where torch has none.
     selects : it chooses elements by comparing them. If another run chose others (equal keys, another kernel), the gradient

@@ -63,7 +63,7 @@ def units(cuts: Mapping[fx.Node, Cut]) -> int:
 def handed_over_whole(c: Captured) -> set[fx.Node]:
     """The ops that add up the gradients of several uses of a parameter or input, of its cast by autocast, or of a result to
     which gradients may come from the loss. Their arguments may be handed over one by one, for autograd to add them up (see
-    `run.gradient_sums`), so they run whole."""
+    `run.results`), so they run whole."""
     of_results = [g for x, g in additions_of_results(c).items() if c.inner[x].output not in c.ignored_outputs]
     several = [cast for cast in casts(c).values() if cast.adds]
     of_casts = {n for x in several for n in (x.node, *x.adds)}

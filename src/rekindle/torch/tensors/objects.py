@@ -26,6 +26,7 @@ PLAIN = (bool, int, float, complex, str, bytes, range, slice, frozenset, enum.En
 _CLOSED = (*PLAIN, type, torch.Tensor, torch.nn.Module, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
 _SIMPLE = (bool, int, float, complex, str, type(None), torch.dtype, tuple, list, dict, set)
 _AROUND_FUNCTIONS = (types.MethodType, staticmethod, classmethod, property, functools.cached_property)
+_INHERITED = object()
 _ELSEWHERE = sys.stdlib_module_names - {"__main__", "argparse", "types"} | {"numpy", "torch"}
 
 
@@ -187,13 +188,19 @@ def put_back(x: Any, held: Any) -> None:
 
 @contextlib.contextmanager
 def values_set(places: Iterable[tuple[Any, Any, Any]]) -> Iterator[None]:
-    """Inside, these entries of tables and variables of classes have these values. places : (dict or class, name, value)."""
+    """Inside, these entries of tables and variables of classes have these values; a class may inherit the variable.
+    places : (dict or class, name, value)."""
     now = [*places]
-    before = [(held, k, (vars(held) if isinstance(held, type) else held)[k]) for held, k, _ in now]
+    before = [(t, k, vars(t).get(k, _INHERITED) if isinstance(t, type) else t[k]) for t, k, _ in now]
 
     def put(values: Iterable[tuple[Any, Any, Any]]) -> None:
         for held, k, x in values:
-            setattr(held, k, x) if isinstance(held, type) else held.__setitem__(k, x)
+            if not isinstance(held, type):
+                held[k] = x
+            elif x is _INHERITED:
+                delattr(held, k)
+            else:
+                setattr(held, k, x)
 
     try:
         put(now)

@@ -131,8 +131,8 @@ LIFT = torch.ops.aten.lift_fresh.default
 class AgainForward(SwitchedForward):
     """The forward of a part that runs once more in backward, from its inputs and with the same random state.
 
-    rule : results that are saved besides, and not made again; None: none. plain : the module's own forward. keeps_caches : the
-        step makes key-value caches, as `config.use_cache` says.
+    rule : results that are saved besides, and not made again; None: none. keeps_caches : the step makes key-value caches, as
+        `config.use_cache` says.
     """
 
     def __init__(self, model: nn.Module, rule: SaveRule | None = None, keeps_caches: bool = False):
