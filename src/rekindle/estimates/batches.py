@@ -169,7 +169,7 @@ class LargestBatch(int):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a `LargestBatch` carries beside its number; see there."""
+    """The fields of a `LargestBatch` beside its number; see there."""
 
     plain: int
     plan: Plan | None

@@ -130,7 +130,7 @@ class Peak:
 
 
 def peak(graph: Graph, schedule: Schedule) -> Peak:
-    """What a schedule holds at its peak. O(steps + edges). Raises as `Lives.of`."""
+    """The values that a schedule holds at its peak. O(steps + edges). Raises as `Lives.of`."""
     return peak_of(graph, Lives.of(graph, schedule))
 
 
@@ -160,7 +160,7 @@ def run_memory(steps: np.ndarray, memory: np.ndarray) -> np.ndarray:
 
 
 def forward_end(graph: Graph, ops: np.ndarray) -> int | None:
-    """Index of the run with which forward ends: that of the boundary, else the first run of backward; None where there is none.
+    """Index of the run with which forward ends: the boundary's, else the first run of backward; None where there is none.
 
     ops : int64 [runs], the op of each run.
     """

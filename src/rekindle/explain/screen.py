@@ -43,7 +43,7 @@ class OnScreen(ABC):
 
 
 def title(e: Explanation) -> list[str]:
-    """What the plan saves, and at what price."""
+    """The lines on the bytes that the plan saves, and on their price."""
     name = shortened(e.name, 40)
     price = f"{percent(e.overhead)} {COST_WORDS[e.cost]}"
     return [
@@ -151,7 +151,7 @@ def shortened(text: str, width: int) -> str:
 
 
 def row_words(r: Row) -> str:
-    """What a row of the table stands for."""
+    """The words for the modules of a row of the table."""
     if r.kind not in (MODULE, OWN):
         others = "1 other module" if r.count == 1 else f"{r.count:,} other modules"
         return others if r.kind == OTHERS else r.pattern

@@ -1,8 +1,8 @@
 """Least time of a chain whose kept values may be copied to the host: the fluid model of `solvers.pofo`.
 
 The first forward goes through the stages from left to right. At stage i it either saves all that its backward reads, or passes
-stages i to j for their outputs alone, which backward makes again from the input of i. What then stays from forward to backward
-(the input of stage i; after a saved stage, all that it saved) is kept on the device or copied to the host and back.
+stages i to j for their outputs alone, which backward makes again from the input of i. The bytes that then stay from forward to
+backward (the input of stage i; after a saved stage, all that it saved) are kept on the device or copied to the host and back.
 
 V(i, a, p, b) is the least time that is left when forward comes to stage i, with backward of stages from i on, where
 

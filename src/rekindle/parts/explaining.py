@@ -89,8 +89,8 @@ class PartsExplanation(OnScreen):
 
     @property
     def rest_bytes(self) -> int | None:
-        """What the peak saves beside the bytes that parts keep: the peaks lie elsewhere in the step. The rows and this one add
-        up to `saved_bytes` exactly."""
+        """Bytes that the peak saves beside those that parts keep, since the peaks lie elsewhere in the step. The rows and these
+        bytes add up to `saved_bytes` exactly."""
         return None if self.saved_bytes is None else self.saved_bytes - sum(r.saved_bytes for r in self.rows)
 
     def to_json(self) -> dict[str, Any]:

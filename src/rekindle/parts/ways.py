@@ -111,7 +111,7 @@ def ways(graph: Graph, options: PlanOptions, finish: Finish | None = None, parts
 
 
 def figures(graph: Graph, schedule: Schedule, cost: str) -> Figures:
-    """What a schedule of a part takes, beside what is held around it during the whole step.
+    """The figures of a schedule of a part, without the bytes that are held around it during the whole step.
 
     Gradients that come back from outside are not the part's own: they live before its backward begins.
     """
@@ -148,7 +148,7 @@ def best(found: Iterable[Way]) -> list[Way]:
 
 @dataclass(frozen=True)
 class Saves:
-    """What a way's forward saves, and what its copies can hide behind.
+    """The storages that a way's forward saves, and the work behind which their copies can hide.
 
     sizes : bytes of each storage that may be copied to the host, in the order in which they are saved.
     stay : as of `Offloaded`. next_forward, next_backward : seconds of the part that comes next in forward.

@@ -53,7 +53,7 @@ class Scorer:
     spare : bytes that a budget must leave free beside a loop that holds the results of forward until the step is over.
         None: only the judge's peak has to fit.
     plain_bytes : the activation peak of which a budget is a fraction, where `graph` is a rewrite of a captured step or the
-        plain step is `Measured`; None: that of the graph itself, each op run once.
+        plain step is `Measured`; None: the graph's own, each op run once.
     """
 
     graph: Graph

@@ -125,7 +125,7 @@ def least_overhead(claim: Claim, cost_looks_s: Sequence[float]) -> float:
 
 
 class Certificate(NamedTuple):
-    """What is proven of a plan.
+    """The proofs of a plan.
 
     bound : a lower bound on the peak of every schedule within the plan's overhead.
     optimal : whether no schedule serves the goal better.

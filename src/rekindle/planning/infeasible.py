@@ -118,7 +118,7 @@ def bound_words(graph: Graph, floor: bounds.Bound, spare: int | None) -> tuple[s
 
 
 def choices(reached: str, more: list[str] | None = None) -> str:
-    """What a user can do about a budget that cannot be met.
+    """The choices of a user whose budget cannot be met, as a sentence.
 
     reached : the smallest budget that is known to be kept, as an argument. more : other choices, in words.
     """

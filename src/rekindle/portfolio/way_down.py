@@ -64,7 +64,7 @@ def structural_weights(graph: Graph) -> np.ndarray:
 
 
 class Reached(NamedTuple):
-    """What some passes of the way down reached. least : the least peak, small values left out."""
+    """The sequences that some passes of the way down reached. least : the least peak, small values left out."""
 
     sequences: list[np.ndarray]
     least: float
@@ -75,7 +75,7 @@ class Reached(NamedTuple):
 
 
 def reached(problem: Problem, most_passes: int | None = None) -> Reached:
-    """What so many passes reach, or all of the problem's effort; searches by other costs and with other efforts share them."""
+    """The result of so many passes, or of all of the problem's effort; searches by other costs and efforts share them."""
     passes = min(PASSES[problem.effort], most_passes or max(STOPS))
 
     def go(before: WayDown | None) -> WayDown:
@@ -158,7 +158,7 @@ class WayDown:
         return [e.runs for e in [*self.seeds, *self.evicted, *self.polish.entries(), *smallest]]
 
     def reached(self, passes: int) -> Reached:
-        """What so many passes, one of `STOPS`, reached."""
+        """The result of so many passes, one of `STOPS`."""
         return self._stops.get(passes) or Reached(self.sequences, float(self.polish.archive.least))
 
 

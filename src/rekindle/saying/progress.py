@@ -127,7 +127,7 @@ def telling(progress: Progress, quiet_s: float = 0.0) -> Iterator[Tell]:
 
 
 def listener(progress: Progress) -> Tell | None:
-    """The function that takes lines of progress now: the user's, or that of the reporter on stderr; None: nobody listens."""
+    """The function that takes lines of progress now: the user's, or the reporter's on stderr; None: nobody listens."""
     if callable(progress):
         return progress
     reporter = _reporter

@@ -168,7 +168,7 @@ _SCALES = {
 
 @dataclass(frozen=True)
 class TimeAxis:
-    """What the time of a step is measured in.
+    """The unit in which a picture measures the time of a step.
 
     unit : "seconds", "flops" or "unit" (runs of ops).
     weights : float64 [ops], the time of one run of each op.

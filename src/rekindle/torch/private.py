@@ -227,7 +227,7 @@ def in_torch_compile() -> bool:
 
 @contextlib.contextmanager
 def no_compiling() -> Iterator[None]:
-    """Inside, torch.compile waits in other threads. What torch keeps while it traces, it keeps for the whole process."""
+    """Inside, torch.compile waits in other threads. While torch traces, its state is the whole process's."""
     compiler = sys.modules.get("torch._dynamo.convert_frame")
     with getattr(compiler, "compile_lock", None) or contextlib.nullcontext():
         yield

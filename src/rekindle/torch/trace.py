@@ -106,7 +106,7 @@ class Trace:
         return replace(self.with_graph(graph), options=replace(self.options, target=target))
 
     def planned(self, make: Callable[[Graph], T]) -> T:
-        """What `make` finds for the graph. Before a budget is refused, guessed workspaces are measured, or left out."""
+        """The result of `make` for the graph. Before a budget is refused, guessed workspaces are measured, or left out."""
         try:
             return make(self.graph)
         except InfeasibleBudget:

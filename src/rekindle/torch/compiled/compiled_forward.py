@@ -54,7 +54,7 @@ class CompiledForward(SwitchedForward):
     it. keeps_caches : the step makes key-value caches, as `config.use_cache` says.
     """
 
-    # What a copy, or an unpickled one, makes anew. raises : the compiler's errors, in place of a warning.
+    # A copy, and an unpickled one, makes these anew. raises : the compiler's errors, in place of a warning.
     _call: Any = None
     _late: LateValues | None = None
     raises = False

@@ -203,7 +203,7 @@ def _measured(
 
 
 def _run(todo: Sequence[OperatorCall], counts: Mapping[OperatorCall, int]) -> Measured:
-    """What is measured of calls on one kind of device."""
+    """The measurements of calls on one kind of device."""
     run, made = measure_cuda if todo[0].device.type == "cuda" else measure_cpu, Measured()
     with undisturbed(todo):
         run(todo, counts, made)

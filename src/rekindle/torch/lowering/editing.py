@@ -194,7 +194,7 @@ class FreshResults:
 
 
 def _described(n: fx.Node) -> Any:
-    """What the layout of a result may depend on, as text can show it."""
+    """The facts on which the layout of a result may depend, as text can show them."""
     tensors = tensors_of(n)
     return [(i, *_layout(t)) for i, t in tensors] if tensors else n.meta.get("val")
 

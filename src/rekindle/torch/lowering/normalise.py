@@ -297,6 +297,6 @@ class _Lowering:
 
 
 def _op(kind: str, inputs: Sequence[int], outputs: Sequence[int], **more: Any) -> Op:
-    """A traced op that runs once unless `more`, the other fields, says otherwise; it is named by them."""
+    """A traced op, named by its fields; it runs once unless `more`, the other fields, lets it run again."""
     name = traced_name(kind, more.get("module", ""), more.get("target", ""), more.get("shape", ""))
     return Op(name, tuple(inputs), tuple(outputs), kind=kind, **{"recompute": False, **more})

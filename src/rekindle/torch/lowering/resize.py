@@ -164,7 +164,7 @@ class _Assembly:
 
 
 def content(t: torch.Tensor) -> Any:
-    """What a constant tensor holds, for comparisons; an object that equals nothing where that cannot be said in short."""
+    """The content of a constant tensor, for comparisons; an object that equals nothing where the content is too long."""
     if isinstance(t, FakeTensor) or t.layout is not torch.strided or t.numel() > CONTENT_MOST_ELEMENTS:
         return object()
     try:

@@ -78,7 +78,7 @@ def probe(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> t
 
 
 def _as_called(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """How the sample became a call, where it was no single tensor, as a call that fails may have been meant otherwise."""
+    """How a sample that is no single tensor became a call: where the call fails, another one may have been meant."""
     if len(args) == 1 and isinstance(args[0], torch.Tensor):
         return ""
     given = [f"{len(args)} positional argument{'' if len(args) == 1 else 's'}"] if args else []

@@ -169,7 +169,7 @@ class Look(NamedTuple):
 
 
 class SavedCopies:
-    """What one call of a part saves, of which as much is copied to the host as there is room for.
+    """The tensors that one call of a part saves; as many are copied to the host as there is room for.
 
     room : bytes. pool, most : as of `PartCopies`. stay : storages that others hold in any case. kind : type of the device.
     """

@@ -16,7 +16,7 @@ _REMEMBERED = 4096  # shapes with strides; a step asks for the same ones each ti
 
 
 def strides_of_packed(shape: Sequence[int], strides: Sequence[int]) -> Ints:
-    """Strides in whose order the elements of a tensor are packed: its own if it has no gaps, otherwise contiguous ones."""
+    """Strides in whose order the elements of a tensor are packed: its own if it has no gaps, else contiguous ones."""
     return _strides_of_packed(tuple(shape), tuple(strides))
 
 

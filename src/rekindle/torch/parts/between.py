@@ -37,7 +37,7 @@ BEGINS, ENDS = "begins", "ends"
 
 @dataclass(frozen=True)
 class Between:
-    """What a measured step holds outside of its parts.
+    """The bytes that a measured step holds outside of its parts.
 
     moments : for the division. peak_bytes : of the measured step. calls : how often each unit was called.
     at_end_bytes : held outside of planned parts when backward begins. at_end_inside : of that, inside of each unit.
@@ -57,7 +57,7 @@ class Between:
 def between(
     levels: Sequence[Level], calls: Sequence[Call], used: Sequence[Figures], is_open: Sequence[bool]
 ) -> Between:
-    """What the step held outside of its parts.
+    """The bytes that the step held outside of its parts.
 
     used : of each unit, the way by which it ran. is_open : whether it is a part that was left open.
     """

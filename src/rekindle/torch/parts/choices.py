@@ -161,7 +161,7 @@ class Choices:
             yield forwards
 
     def _copying(self, step: Step, chosen: Chosen) -> dict[int, PartCopies]:
-        """What copies for each unit; {} where none copies. The blocks of host memory are there."""
+        """The object that copies for each unit; {} where none copies. The blocks of host memory are there."""
         ways = [found[c] for found, c in zip(self.ways, chosen, strict=True)]
         blocks = [
             w.offloaded.bytes for i, w in enumerate(ways) if w.offloaded is not None and step.runs(i, chosen)

@@ -227,8 +227,8 @@ def is_far(apart: float | None) -> bool:
 
 
 def rounded(ours: Outcome, apart: float | None) -> Loose:
-    """What may differ by rounding between a step in other ways and the one with every part compiled as it is: all numbers, by
-    twice what the latter is away from eager, and no less than in other steps."""
+    """The numbers that may differ by rounding between a step in other ways and the one with every part compiled as it is: all,
+    by twice the distance of the latter from eager, and no less than in other steps."""
     most = max(EXACT_MOST, 2 * (apart or 0.0))
     return Loose(frozenset(ours.gradients), True, True, frozenset(ours.written), most)
 

@@ -55,7 +55,7 @@ class RanPlain:
 
 @dataclass(frozen=True, repr=False)
 class Status(OnScreen):
-    """What is planned of a model, and what ran since. Printed, it is one screen of 80 columns.
+    """The plans of a model, and the calls that ran since. Printed, it is one screen of 80 columns.
 
     name : class of the model. kind : "whole", "parts", "compiled" (parts that torch.compile runs), or "none".
     calls : of the model, that ran by its plan; where it is planned in parts, that ran its parts by theirs. Calls that `verify`
@@ -148,7 +148,7 @@ class Status(OnScreen):
 
 
 def status(model: nn.Module) -> Status:
-    """What is planned of the model, how often the plan ran, what ran plain and why, and memory and time as predicted and as
+    """The plans of the model, how often they ran, which calls ran plain and why, and memory and time as predicted and as
     measured. Calls are counted from the moment on at which the model got its plan, or was copied or unpickled with it.
 
     Raises

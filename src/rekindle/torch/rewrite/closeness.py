@@ -54,7 +54,7 @@ def marked(c: Captured) -> list[fx.Node]:
 
 
 def loose(c: Captured) -> Loose:
-    """What may differ from the plain step by rounding."""
+    """The results that may differ from the plain step by rounding."""
     found = computed_from(marked(c), c.nodes)
     if not found:
         return NOTHING

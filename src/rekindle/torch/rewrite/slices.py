@@ -209,7 +209,7 @@ class _Cutting:
         return self._call(aten.empty_strided.default, args, n, self._at(n, 0, -0.5), kwargs)
 
     def _writing(self, n: fx.Node, made: fx.Node, i: int, at: Key) -> Writing:
-        """What the first run of slice i writes: its part of what the whole op writes."""
+        """The writes of the first run of slice i: its part of those of the whole op."""
         old, like = self.edit.writing[n], n.args[0].meta["val"]  # type: ignore[union-attr]
         given = list(old.args)
         for k, a in enumerate(given):

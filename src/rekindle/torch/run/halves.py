@@ -110,7 +110,7 @@ def _live_after(low: Lowered, forward: Steps, dropped: Steps, backward: Steps) -
     for s in dropped:
         assert isinstance(s, Free)
         live.pop(s.value, None)
-    # What forward sets attributes to is the module's: it is handed on only if backward reads it.
+    # A tensor to which forward sets an attribute is the module's: it is handed on only if backward reads it.
     kept = set(low.graph.keep).difference(v for s in backward if isinstance(s, Run) for v in low.graph.ops[s.op].inputs)
     return [v for v in live if (low.parts[v] or v in low.snapshots.values()) and v not in kept]
 

@@ -290,10 +290,8 @@ class Source:
         """Give autograd the parts that an addition would add; returns how many parts there are."""
         assert call.node is not None
         so_far, part = call.node.args
-        before, handed = (
-            unaliased(so_far),
-            self.sums.handed_over,
-        )  # an addition of another gradient, which is whole, is a part
+        before, handed = unaliased(so_far), self.sums.handed_over
+        # An addition that makes another gradient is a part as a whole.
         there = before in self._outside or before in handed and handed[before] is handed[call.node]
         parts = [part] if there else [so_far, part]
         shown = [self._to_autograd(x, self.text.argument(x, call.node), later) for x in parts]

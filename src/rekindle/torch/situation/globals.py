@@ -51,7 +51,7 @@ class Globals:
     whole : id of an object that counts whole -> its name. backward : functions of autograd Functions that backward runs.
 
     functions : where to begin. watch : learns the places of the values. ignored : names to leave out of `keys`. apart : code
-    that does not count, nor does that of autograd Functions in backward.
+    that does not count; where it is given, neither does the backward of autograd Functions.
     """
 
     def __init__(

@@ -79,7 +79,7 @@ def is_cast_once(t: torch.Tensor) -> bool:
 
 
 def not_in_graphs() -> str:
-    """What the user has set for all calls and compiled code would not run, as a verb and its object; "" if nothing."""
+    """The user's code for all calls that compiled code would not run, as a verb and its object; "" if there is none."""
     if any(GLOBAL_HOOKS) and any(not is_torchs(h) for table in GLOBAL_HOOKS for h in table.values()):
         return "has hooks on all modules"
     if function_modes_number() and any(not isinstance(m, DeviceContext) for m in function_modes()):

@@ -180,8 +180,8 @@ class AgainForward(SwitchedForward):
 
 
 def more_than_computes(module: nn.Module, given: Recorded) -> str:
-    """What a forward of the module does beside what it returns and the plain attributes that it sets, so that it must not run
-    twice, in few words; "": nothing."""
+    """Why forward of the module must not run twice, in few words: the effect that it has beside its result and the plain
+    attributes that it sets; "": it has none."""
     tensors = copies(given.call.tensors, owned(module))
     args, kwargs = given.call.form.arguments(tree.unflatten(tensors, given.call.spec))
     with given.surroundings(module), as_before(module, by_parameter(args, kwargs)) as before:

@@ -67,8 +67,8 @@ class TrialSteps:
         return Figures(max(0, before.level - out_bytes), before.peak, max(0, after.peak - out_bytes), 0.0)
 
     def saved(self, forward: Callable[..., Any]) -> list[tuple[int, int | None]]:
-        """What a forward of the part saves beside its parameters: (bytes, number of the input whose storage it is; None: of
-        none), of each storage, in the order in which it is saved."""
+        """The storages that a forward of the part saves beside its parameters, in that order: (bytes, number of the input whose
+        storage it is; None: of none) of each."""
         noted = SavedSizes(storages_of((*self.module.parameters(), *self.module.buffers())), self.device.type)
         given = {k: i for i, t in enumerate(tree.tensors_in((self.args, self.kwargs))) for k in storages_of([t])}
         with saved_tensors_hooks(noted.pack, noted.unpack):
@@ -160,7 +160,7 @@ class _Trial(TrialSteps):
         return [SaveRule(prices[round(i * (len(prices) - 1) / max(1, n - 1))]) for i in range(n)]
 
     def figures(self, rule: SaveRule | None, plain: float) -> Figures:
-        """What the part takes that runs again by this rule. plain : cost of the plain step."""
+        """The figures of the part where it runs again by this rule. plain : cost of the plain step."""
         forward = AgainForward(self.module, rule)
 
         def step(between: Callable[[Any], None]) -> None:
@@ -173,7 +173,7 @@ class _Trial(TrialSteps):
         return replace(sizes, extra=extra, plain=plain)
 
     def cost(self, run: Callable[[], Any]) -> float:
-        """What the code costs: FLOPs, operators, or seconds of the fastest of a few runs."""
+        """The cost of the code: FLOPs, operators, or seconds of the fastest of a few runs."""
         if self._unit != "seconds":
             with FlopCount() as count:
                 run()
