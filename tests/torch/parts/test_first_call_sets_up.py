@@ -114,3 +114,17 @@ def test_the_plan_is_for_the_calls_after_the_first(reads: bool, how: str) -> Non
             assert rekindle.status(model).calls
             assert all(p.calls for p in rekindle.status(model).plans)
     assert rekindle.verify(planned, x).ok
+
+
+def test_another_call_during_the_first_one_puts_the_parts_on() -> None:
+    x, planned = torch.rand(32, 16), Net(True, "filled")
+    rekindle.checkpoint(planned, x, minimize="memory", solver="storages", progress=False)
+
+    def again(*_: Any) -> None:  # as another thread may call
+        handle.remove()
+        planned(x)
+
+    handle = planned.blocks[0].register_forward_hook(again)
+    planned(x)
+    planned(x).sum().backward()
+    assert all(p.calls for p in rekindle.status(planned).plans)

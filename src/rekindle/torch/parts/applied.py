@@ -125,7 +125,8 @@ class PartsForward(InPlaceOfForward):
         notices.say(f"{type(model).__name__}: {line}", aloud=self.plan.options.progress is not False)
         result = self.plain(*args, **kwargs)
         waits, self.waits = self.waits, None
-        self.put_on(model, *(waits or ()))
+        if waits is not None:  # else another thread has put them on meanwhile
+            self.put_on(model, *waits)
         return result
 
     def have_copies(self, model: nn.Module) -> None:
