@@ -25,6 +25,8 @@ from ..private import disable_modes, tree_map_only
 from ..tensors.op_tensors import storages_of, tensors_in
 from .operator_calls import OperatorCall, call_of
 
+log = logging.getLogger(__name__)
+
 # Operators whose operands may be used again. Scatters, copies and the like may look at storages as a whole; the norms named
 # update running statistics, though their schemas do not say so. Operators of other libraries may do either.
 _REUSING = re.compile(
@@ -144,9 +146,6 @@ def new_bytes(out: Any, inputs: Any) -> int:
     """Bytes of the storages that results use and inputs do not."""
     old = storages_of(tensors_in(inputs))
     return sum(s.nbytes() for key, s in storages_of(tensors_in(out)).items() if s is not None and key not in old)
-
-
-log = logging.getLogger(__name__)
 
 
 def learn_sizes(c: Captured) -> None:

@@ -30,6 +30,8 @@ from ..tensors import precision
 from ..tensors.op_tensors import Instrument, storages_of, tensors_in
 from . import devices
 
+log = logging.getLogger(__name__)
+
 aten = torch.ops.aten
 _OURS = {getattr(aten, name.removeprefix("aten::")): op.flops for name, op in OPERATORS.items() if op.flops is not None}
 _AS = {
@@ -69,7 +71,6 @@ class FlopCount(Instrument):
         self.ops += 1
 
 
-log = logging.getLogger(__name__)
 _PLAIN = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 

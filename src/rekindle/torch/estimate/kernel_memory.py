@@ -22,6 +22,8 @@ from ..operators.rules import OVERSIZED, UNWRITTEN, draws_random
 from ..private import OpOverload, disable_modes, profiler_is_running, tree_map_only
 from ..tensors.op_tensors import storage_of, tensors_in
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Like:
@@ -222,9 +224,6 @@ def of_batch(call: KernelCall, batch: int) -> KernelCall | None:
 def batch_of(call: KernelCall) -> int:
     """The batch of a convolution."""
     return int(call.args[_CONVOLUTIONS[_name(call.target)][1][0]].shape[0])
-
-
-log = logging.getLogger(__name__)
 
 
 # A kernel runs, to see its memory, if it keeps all three limits. The numbers are guesses.

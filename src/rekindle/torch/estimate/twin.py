@@ -24,6 +24,8 @@ from ..run.own_forward import InPlaceOfForward
 from ..tensors import tree
 from ..undo.attributes import tensors_in_attributes
 
+log = logging.getLogger(__name__)
+
 CPU = torch.device("cpu")
 
 
@@ -135,9 +137,6 @@ class _Fakes(TorchFunctionMode):
             memo[id(t)] = self.of(t) if t.dim() or t.is_meta else t.detach().clone()
             return memo[id(t)]
         return func(*args, **(kwargs or {}))
-
-
-log = logging.getLogger(__name__)
 
 
 class OptimizerTwin:

@@ -32,6 +32,9 @@ from ..ways.trial_steps import TrialSteps
 from .applied import Forward, PartForward, part_forward
 from .between import Between, with_uncalled
 
+log = logging.getLogger("rekindle")
+T = TypeVar("T")
+
 Chosen = Sequence[int]  # of each unit, the number of its way
 
 
@@ -215,10 +218,6 @@ def smallest(found: Sequence[Way]) -> int:
     """The way that holds least from forward to backward and copies nothing; among equal ways, one of the lowest peak."""
     staying = [i for i, w in enumerate(found) if w.offloaded is None]
     return min(staying, key=lambda i: (found[i].figures.held_bytes, found[i].figures.backward_bytes))
-
-
-log = logging.getLogger("rekindle")
-T = TypeVar("T")
 
 
 def with_copied_ways(choices: Choices, now: Between, link: Link, pool: HostPool, device: torch.device) -> Choices:

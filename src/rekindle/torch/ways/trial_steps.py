@@ -28,6 +28,8 @@ from ..trace import plain_forward
 from .again import AgainForward
 from .finding import Unit
 
+RULES_MOST = 6  # rules that are measured; a guess
+
 
 class TrialSteps:
     """Steps of one part by itself, from copies of the inputs of its recorded call.
@@ -120,9 +122,6 @@ class TrialSteps:
         """Wait until the device has done its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-
-
-RULES_MOST = 6  # rules that are measured; a guess
 
 
 def again_ways(unit: Unit, device: torch.device, cost: str) -> list[Way]:
