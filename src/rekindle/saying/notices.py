@@ -18,8 +18,6 @@ from ..printed import printable, shortened
 from .frames import depth_of_user
 
 log = logging.getLogger("rekindle")
-
-
 RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK")  # torchrun sets the first; Lightning's own launcher sets the others alone
 
 

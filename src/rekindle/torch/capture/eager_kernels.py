@@ -31,8 +31,6 @@ from ..private import (
 # eager calls: other kernels, another order of additions.
 _STOOD_IN = ("matmul", "lstm", "gru", "rnn_tanh", "rnn_relu", "upsample_", "_upsample_", "hardshrink", "softshrink",
              "multi_margin_loss", "multilabel_margin_loss_forward")  # fmt: skip
-
-
 _COMPOSITE = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
 
 

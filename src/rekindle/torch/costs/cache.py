@@ -30,6 +30,8 @@ from ...printed import name, value
 from ...version import __version__
 from ..tensors import precision
 
+log = logging.getLogger("rekindle")
+
 SPREAD_MOST = 1e3  # a greater spread says no more: the timing is worth nothing
 
 
@@ -79,12 +81,8 @@ def op_class(op: str) -> str:
     return next((kind for kind, parts in _PARTS.items() if any(p in name for p in parts)), ELEMENT_WISE)
 
 
-log = logging.getLogger("rekindle")
-
 FORMAT = "rekindle.costs/2"
 MEASURING_VERSION = 3  # raise it whenever operators are run or timed differently: older entries are then not used
-
-
 # Limits of the cache. All are guesses, far above what was seen.
 FILE_MOST_BYTES = 64 * 2**20  # a larger file is not read; one operator takes about 200 bytes
 # The seconds and the bytes of a valid entry: no operator is faster than the first number, or takes more than the others.
