@@ -128,3 +128,17 @@ def test_another_call_during_the_first_one_puts_the_parts_on() -> None:
     planned(x)
     planned(x).sum().backward()
     assert all(p.calls for p in rekindle.status(planned).plans)
+
+
+class Pops(Block):
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(batch.pop("x"))
+
+
+def test_a_first_call_that_also_takes_entries_out_of_its_argument() -> None:
+    x, planned = torch.rand(32, 16), Pops()
+    planned.how = "new parameter"
+    rekindle.checkpoint(planned, ({"x": x},), minimize="memory", solver="storages", progress=False)
+    for _ in range(2):
+        planned({"x": x}).sum().backward()
+    assert rekindle.status(planned).calls == 1

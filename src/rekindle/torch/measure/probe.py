@@ -51,8 +51,10 @@ def probe(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> t
                 found += tree.put_into((args, kwargs), tensors)
                 moves, sets_up = before.moved(model), before.set_up(model)
                 if sets_up:
+                    own, named = tree.unflatten(tensors, spec)  # the first call may have taken entries out of its own
                     with as_before(model) as again:
-                        model(*args, **kwargs)
+                        with _InTime():
+                            model(*own, **named)
                         moves, sets_up = moves and not again.moved(model), not again.set_up(model)
             if not found:
                 kind = ", ".join(sorted(set(tree.opaque_kinds(made)))) or type(result).__name__

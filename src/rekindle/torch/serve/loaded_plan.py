@@ -34,9 +34,9 @@ OTHERS_MOST = 8  # once a plan is in use, calls that are captured for the others
 class LoadedPlans:
     """Looks at calls until each plan has met one with the graph that it was made for.
 
-    waiting : plans that no call has fitted so far. none_fits : so are all of them. travelled : they were made for this very
-    module, which was pickled since: a call that they do not fit is a new shape, and no mismatch. first_is_over : the first call
-    was left plain, since it set attributes that later calls find.
+    waiting : plans that no call has fitted so far. none_fits : no call has fitted any plan. travelled : the plans were made for
+    this very module, which was pickled since: a call that they do not fit is a new shape, and no mismatch. first_is_over : the
+    first call was left plain, since it set attributes that later calls find.
     """
 
     def __init__(self, plan: Plan, how: TraceOptions, options: PlanOptions):
