@@ -172,12 +172,8 @@ def _with_more(branch: Branch, inside: Callable[[Any], Any] | None) -> Branch:
             continue
         made = inside(v)
         found = [*leaves(made)]
-        if (
-            k in keys
-            or any(isinstance(x, Leaf) for x in found)
-            or v is not None
-            and all(isinstance(x, PLAIN) for x in found)
-        ):
+        plain = v is not None and all(isinstance(leaf, PLAIN) for leaf in found)
+        if plain or k in keys or any(isinstance(leaf, Leaf) for leaf in found):
             keys.append(Attribute(k) if is_mapping else k)
             children.append(made)
     return Branch(x, tuple(keys), tuple(children))
