@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from rekindle.torch.costs.resident import names, optimizers_by_name
+from rekindle.torch.costs.resident import optimizers_by_name
 from rekindle.torch.offload.optimizer_state import StateOnHost, held_on_host
 
 Trained = tuple[nn.Module, Optimizer]
@@ -93,7 +93,9 @@ def by_name(name: str) -> Callable[[Any], Optimizer]:
     return lambda params: cls([p for p in params if p.ndim == 2 or name != "muon"], **options)
 
 
-OWN: dict[str, Callable[[Any], Optimizer]] = {name: by_name(name) for name in {*names()} - {"lbfgs", "lion"}} | {
+OWN: dict[str, Callable[[Any], Optimizer]] = {
+    name: by_name(name) for name in {*optimizers_by_name()} - {"lbfgs", "lion"}
+} | {
     "adamw fused": lambda p: torch.optim.AdamW(p, amsgrad=True, fused=True),
     "adam foreach": lambda p: torch.optim.Adam(p, foreach=True),
     "sgd by groups": lambda p: torch.optim.SGD(

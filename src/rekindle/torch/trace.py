@@ -30,7 +30,7 @@ from .costs import devices
 from .costs.cache import environment
 from .costs.made_up import learn_sizes
 from .costs.node_costs import Costs, costs_for_all, known_workspaces, modelled_costs, node_costs, with_costs
-from .costs.resident import counted, gradient_bytes, names, resident_beside
+from .costs.resident import counted, gradient_bytes, optimizers_by_name, resident_beside
 from .lowering.duplicates import merge_duplicates
 from .lowering.lowered import Lowered
 from .lowering.normalise import lower
@@ -307,7 +307,7 @@ def known_options(plan: Plan) -> TraceOptions:
     if (
         isinstance(options.optimizer, str)
         and options.state_bytes is None
-        and options.optimizer.strip().lower() not in names()
+        and options.optimizer.strip().lower() not in optimizers_by_name()
     ):
         notices.warn(
             f"the plan's file names the optimizer {options.optimizer!r}, which is not known here, and no bytes of its state: "

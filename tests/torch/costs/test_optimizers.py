@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import rekindle
 from rekindle import UsageError
-from rekindle.torch.costs.resident import counted, names, state_bytes
+from rekindle.torch.costs.resident import counted, optimizers_by_name, state_bytes
 
 OPTIM: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "adafactor": (torch.optim.Adafactor, {}),
@@ -81,7 +81,9 @@ def test_every_optimizer_of_torch_has_been_compared_or_is_told_apart() -> None:
     there = {c for c in vars(torch.optim).values() if isinstance(c, type) and issubclass(c, torch.optim.Optimizer)}
     apart = {torch.optim.Optimizer, torch.optim.SparseAdam, torch.optim.LBFGS, getattr(torch.optim, "Muon", None)}
     assert there <= known | apart
-    assert {c.__name__.lower() for c in there - {torch.optim.Optimizer, torch.optim.SparseAdam}} <= set(names())
+    assert {c.__name__.lower() for c in there - {torch.optim.Optimizer, torch.optim.SparseAdam}} <= {
+        *optimizers_by_name()
+    }
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")

@@ -105,13 +105,13 @@ def check(given: Any) -> None:
     if isinstance(given, str):
         if given.strip().lower() not in optimizers_by_name():
             raise UsageError(
-                f"optimizer={value(given)} is unknown; {close(given.strip().lower(), names())}the names are "
-                f"{', '.join(names())}. Give one of them, a class of optimizers or an optimizer"
+                f"optimizer={value(given)} is unknown; {close(given.strip().lower(), _names())}the names are "
+                f"{', '.join(_names())}. Give one of them, a class of optimizers or an optimizer"
             )
     elif innermost(given) is None and not (isinstance(given, type) and issubclass(given, Optimizer)):
         raise UsageError(
             f"optimizer={value(given)} is no optimizer; give a torch.optim.Optimizer (of a wrapper, the one inside), its "
-            f"class, or one of the names {', '.join(names())}"
+            f"class, or one of the names {', '.join(_names())}"
         )
 
 
@@ -238,8 +238,7 @@ def optimizers_by_name() -> dict[str, tuple[type, Options]]:
     return names | {"lion": (_Lion, {}), "sgd-momentum": (torch.optim.SGD, {"momentum": 0.9})}
 
 
-def names() -> list[str]:
-    """The names of optimizers that `state_bytes` accepts."""
+def _names() -> list[str]:
     return sorted(optimizers_by_name())
 
 
@@ -315,7 +314,7 @@ def _tried(
     raise UsageError(
         f"the state of {cls.__name__} cannot be computed beforehand: a trial on a {dtype} parameter of {len(shape)} dimensions "
         f"failed with {type(problem).__name__}: {problem}. Trace after the optimizer's first step, or name an optimizer that "
-        f"keeps as much: {', '.join(names())}"
+        f"keeps as much: {', '.join(_names())}"
     ) from problem
 
 
