@@ -38,9 +38,9 @@ WAYS_MOST, WAYS_MOST_IN_ALL = 20, 240
 class Figures:
     """The bytes and the cost of one way to run a part, beside what is held around the part.
 
-    held_bytes : held from the end of its forward to the beginning of its backward. Where inputs of the part are copied to the
-    host, which others count, this may be below 0.
-    away_bytes : held besides until the next part's forward has ended, and from when its backward begins: copied to the host.
+    held_bytes : saved on the device from the end of its forward to the beginning of its backward; below 0 where inputs that
+        other parts count are copied to the host.
+    away_bytes : copied to the host, and on the device until the next part's forward ends and once that part's backward begins.
     forward_bytes, backward_bytes : the most that the part holds while its forward or its backward runs. Results and bytes held
         count; gradients that come from outside do not.
     extra : cost beside the plain cost. plain : cost of the part where nothing is recomputed.

@@ -5,12 +5,11 @@ rewrite of it), since people ask for half the memory and not for 0.4937 of it. A
 goal lies (see `focus`), or near the floor (see `way_down`), and takes a few tenths of a second (more with effort "thorough") in
 place of many seconds for the whole curve.
 
-A larger budget never gives a slower plan, although another budget is looked at elsewhere. The answer to a budget in stretch
-k comes from the seeds A, which serve every goal, and from the entries F_k that the look at stretch k found. An entry of F_k
-counts only if it costs at least as much as the seeds need at the upper end of the stretch: then every larger budget beyond
-the stretch has an answer as cheap, and within the stretch all budgets share F_k. Where an entry of F_k that may serve the
-goal is cheaper than that (the seeds are poor there), stretch k + 1 is looked at too, whose answers may lie lower than its
-seeds.
+A larger budget never gives a slower plan, although another stretch is searched for it. A budget in stretch k is answered from
+the seeds A, which serve every goal, and from the entries F_k that the search of stretch k found. An entry of F_k counts only
+if it costs at least as much as the seeds at the upper end of the stretch: so every budget beyond the stretch has an answer as
+cheap, and all budgets within it share F_k. Where an entry that may serve the goal is cheaper (the seeds are poor there),
+stretch k + 1 is searched too, whose answers may lie lower than its seeds.
 
 Below the smallest seed the way down leads in passes (see `way_down`). Few people need all of it, so the lowest stretch is
 divided when a goal first falls into it: one part for all that few passes reach with room to spare, and the rest.

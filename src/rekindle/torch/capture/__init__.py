@@ -2,6 +2,6 @@
 
 `capture` begins, `flat` is the traced function, `attempts` trace it, `joint_graph` reads the result into a `Captured`.
 `eager_kernels` and `compiling_flag` make tracing take the kernels that eager takes, `attention` those of a GPU. `known_values`
-answers branches on values, `later_calls` tells what calls after the first one find. `trace_errors` has the messages. The room
-`lowering` goes on from here.
+answers branches on values, `later_calls` tells what calls after the first one find, `inner_results` finds results from which
+forward goes on. `trace_errors` has the messages. The room `lowering` goes on from here.
 """

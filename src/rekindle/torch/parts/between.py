@@ -88,9 +88,9 @@ class _Books:
     Bytes that appear while a part that is open runs are that part's; its results, and its gradients of inputs, are those of the
     code around it. Bytes that appear while a planned part runs are the part's as far as its plan says so.
 
-    holding : calls of parts that hold what their forward saved. near : the call whose forward ended last; in backward, the one
-    before the call that runs; with the calls before it if it may stay open. running : (call, phase) of parts that are not open.
-    opened : calls of open parts that run now, the innermost last. inside : bytes of calls of open parts. outside : of nobody.
+    holding : calls of parts whose saved tensors are alive. near : the call whose forward ended last, in backward the call
+    before the running one; and where it may stay open, calls before it. running : (call, phase) of parts that are not open.
+    opened : calls of open parts that run now, the innermost last. inside : bytes of calls of open parts. outside : of no part.
     """
 
     calls: Sequence[Call]

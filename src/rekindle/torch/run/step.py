@@ -42,13 +42,13 @@ class TrainingStep:
     trained: frozenset[int] = frozenset()  # ids of the tensors that gradients come to
     versions: dict[int, tuple[Callable[[], Any], int]] = field(default_factory=dict)  # of inputs, as forward left them
     inner: dict[int, Any] = field(default_factory=dict)  # results, weakly, from which forward goes on
-    shared: CallInBlock | None = None  # under autocast, what it must know of other calls
+    shared: CallInBlock | None = None  # its record in the autocast block; None: no block shares casts
     apart: bool = False  # backward leaves sums of gradients apart
     instead: frozenset[int] = frozenset()  # inputs in whose place another tensor gets the gradients of their casts
     again: int = -1  # number of the backward call whose gradients `second` makes
     differentiated: dict[int, list[Any]] = field(default_factory=dict)  # stage -> its gradients, if `second` made them
-    carried: dict[int, Any] = field(default_factory=dict)  # those that a stage after the next cut hands over
-    parts: dict[int, list[Any]] = field(default_factory=dict)  # parts of those of results, not handed over yet
+    carried: dict[int, Any] = field(default_factory=dict)  # input -> its gradient for a stage after the next cut
+    parts: dict[int, list[Any]] = field(default_factory=dict)  # result -> parts of its gradient, not handed over yet
 
     def forward(self) -> tuple[list[Any], list[Any]]:
         inputs, self.inputs = self.inputs, []
