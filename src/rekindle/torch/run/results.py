@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..private import is_in_use, users_of_memory
+from ..private import is_in_use, users_of_memory, will_run
 
 
 def own(t: torch.Tensor) -> torch.Tensor:
@@ -47,6 +47,14 @@ _ALONE = _references([torch.empty(0)])
 def is_looked_at(result: Callable[[], Any]) -> bool:
     """Whether somebody looks at the gradient of a result, by a hook or `retain_grad`. result : a weak reference."""
     return (t := result()) is not None and (t.retains_grad or bool(t._backward_hooks))
+
+
+def ends_at(node: Any) -> bool:
+    """Whether the backward that runs ends at an autograd node, as `autograd.grad(loss, result)` does."""
+    try:
+        return not any(will_run(n) for n, _ in node.next_functions if n is not None)
+    except RuntimeError:  # torch does not say it of leaves in `autograd.grad`: one is asked for
+        return False
 
 
 def no_views(results: list[torch.Tensor], others: list[Any]) -> list[torch.Tensor]:
