@@ -24,7 +24,7 @@ from .. import private
 from ..measure.caches import without_caches
 from ..measure.recording import signature
 from ..run.own_forward import SwitchedForward
-from ..run.results import ends_at, is_looked_at
+from ..run.results import is_looked_at, refuse_ends
 from ..serve.said_once import WarnOnce
 from ..situation.callables import HOOKS, codes_in
 from ..situation.globals import ON_TENSORS, Globals
@@ -227,42 +227,22 @@ def own_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def noting_looks(call: Callable[..., Any], inner: Sequence[int], *inputs: Any) -> list[Any]:
-    """The results of the compiled call. inner : those from which it goes on itself: their whole gradient stays inside.
-
-    Results beside them get nodes of their own, so that a backward which ends at the compiled node ends at one of `inner`.
-    """
+    """The results of the compiled call. inner : those from which it goes on itself: their whole gradient stays inside."""
     results = [*call(*inputs)]
-    nodes = {i: t.grad_fn for i, t in enumerate(results) if isinstance(t, torch.Tensor) and t.grad_fn is not None}
-    looked = {i: compiled for i, node in nodes.items() if i in inner and (compiled := compiled_node(node)) is not None}
-    brought: dict[int, int] = {}  # one of `inner`, or -1 for the others -> the last backward that brought it a gradient
-    for i, node in nodes.items() if looked else ():
-        if i not in looked and node in looked.values():
-            results[i] = results[i].view_as(results[i])
-        if i in looked:
-            looked[i].register_prehook(functools.partial(_refuse_look, weakref.ref(results[i])))
-        at = weakref.ref(looked[i]) if i in looked else None  # weak: the node holds its hooks
-        results[i].register_hook(functools.partial(_refuse_end, at, brought, i if i in looked else -1))
-        results[i]._backward_hooks = None  # autograd has ours; the user's alone are looks
-    return results
+    found = [(i, results[i]) for i in inner if isinstance(results[i], torch.Tensor) and results[i].grad_fn is not None]
+    looked = {i: node for i, t in found if (node := compiled_node(t.grad_fn)) is not None}
+    for i, node in looked.items():
+        node.register_prehook(functools.partial(_refuse_look, weakref.ref(results[i])))
+    return refuse_ends(results, looked, _GOES_ON)
 
 
 def _refuse_look(result: Callable[[], Any], _: Any) -> None:
     if is_looked_at(result):
-        raise RekindleError(f"a hook or retain_grad() is on a result of shape {list(result().shape)}{_GOES_ON}")
-
-
-def _refuse_end(node: Callable[[], Any] | None, brought: dict[int, int], i: int, gradient: Any) -> None:
-    """Refuse a backward that ends at the compiled node, unless one gradient alone has come there: it is whole. node : None for
-    a result beside `inner`."""
-    if gradient is not None:
-        brought[i] = private.backward_number()
-    came = {k for k, number in brought.items() if number == private.backward_number()}
-    if node is not None and (-1 in came or len(came) > 1) and ends_at(node()):
-        raise RekindleError(f"backward ends at a result, as autograd.grad(loss, result) does{_GOES_ON}")
+        raise RekindleError(f"a hook or retain_grad() is on a result of shape {list(result().shape)}, {_GOES_ON}")
 
 
 _GOES_ON = (
-    ", from which compiled code goes on, and it gets a part of its gradient alone. Plan without compile=True for such steps, "
+    "from which compiled code goes on, and it gets a part of its gradient alone. Plan without compile=True for such steps, "
     "or call rekindle.restore(model)"
 )
 
