@@ -28,9 +28,9 @@ from ..private import backward_keeps_graph, backward_number, stand_for_many, wil
 from ..situation.surroundings import shares_casts
 from .halves import saved_by_eager
 from .program import NamesNaN, Program
+from .results import refuse_ends
 from .second import Second
 from .shared_casts import PlainCasts, entered
-from .results import refuse_ends
 from .step import GOES_ON, TrainingStep
 
 # captured step -> the parameters of `Runner.rounds`, for all that run the step
