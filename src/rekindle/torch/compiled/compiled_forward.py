@@ -268,10 +268,10 @@ class LateValues:
             for path, m in model.named_modules()
         ]
         found: dict[Any, Key] = {f"{at}{k}": key_of(table[k]) for at, table in held for k in self._names & table.keys()}
-        for at, table in (*held, *(("the global ", t) for t in self._globals)):
-            seen = {k: table[k] for k in self._read & table.keys()}
-            found |= {(f"{at}{k}", id(x)): key_of(x) for k, x in seen.items() if _is_read_in(x)}
-        found |= {(f"argument {k}", id(x)): key_of(x) for k, x in given.items()}
+        tables = *held, *(("the global ", t) for t in self._globals)
+        left = {id(table[k]): (f"{at}{k}", table[k]) for at, table in tables for k in self._read & table.keys()}
+        left |= {id(x): (f"argument {k}", x) for k, x in given.items()}
+        found |= {(name, i): key_of(x) for i, (name, x) in left.items() if _is_read_in(x)}
         return Globals(self._code, Watch(), ()).keys | found
 
     def watch(self, result: Any, arguments: Mapping[Any, Any]) -> None:
