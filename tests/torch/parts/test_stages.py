@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -215,10 +216,18 @@ class Tells(Blocks):
         return inside.square().mean(), between, inside
 
 
-@pytest.mark.parametrize(("at", "refused"), [(1, False), (2, True)])
-def test_a_look_at_a_gradient_that_stays_in_a_stage_is_refused(at: int, refused: bool) -> None:
-    model, x = Tells(), torch.randn(4, 8)
+def compiled_stages(model: nn.Module, x: torch.Tensor) -> StagedForward:
+    """The forward in stages, all of them compiled."""
     staged = StagedForward(model, CompileOptions(), None)
+    staged(x)
+    staged.run_by({stage.path: Compiled() for stage in staged.stages})
+    return staged
+
+
+@pytest.mark.parametrize(("at", "compiled", "refused"), [(1, True, False), (2, True, True), (2, False, False)])
+def test_a_look_at_a_gradient_that_stays_in_a_stage_is_refused(at: int, compiled: bool, refused: bool) -> None:
+    model, x = Tells(), torch.randn(4, 8)
+    staged = compiled_stages(model, x) if compiled else StagedForward(model, CompileOptions(), None)
     results, own = staged(x), model(x)
     results[0].backward()
     results = staged(x)
@@ -230,7 +239,7 @@ def test_a_look_at_a_gradient_that_stays_in_a_stage_is_refused(at: int, refused:
             results[0].backward()
     else:
         results[0].backward()
-        assert torch.equal(results[at].grad, own[at].grad)
+        torch.testing.assert_close(results[at].grad, own[at].grad)
 
 
 def test_a_look_at_a_gradient_that_stays_in_a_compiled_part_is_refused() -> None:
@@ -243,6 +252,33 @@ def test_a_look_at_a_gradient_that_stays_in_a_compiled_part_is_refused() -> None
             results[0].backward()
     with pytest.raises(RekindleError, match=r"a result of shape \[4, 8\], from which compiled code goes on"):
         results[0].backward()
+
+
+ENDS = "backward ends at a result, .* from which compiled code goes on"
+
+
+@pytest.mark.parametrize("staged", [True, False])
+def test_a_backward_that_ends_at_a_result_is_eagers_or_refused(staged: bool) -> None:
+    model, x = Tells(), torch.randn(4, 8)
+    call = compiled_stages(model, x) if staged else CompiledForward(model, Compiled(), CompileOptions(), "")
+    both: Any = (call, model)
+    for asked, used, refused in [(2, (0, 2), True), (2, (0,), True), (0, (0, 2), False), (2, (2,), False)]:
+        found = []
+        for forward in both:
+            results = forward(x)
+            loss = sum(results[i].square().sum() for i in used)
+            if refused and forward is call:
+                with pytest.raises(RekindleError, match=ENDS):
+                    torch.autograd.grad(loss, results[asked], retain_graph=True, allow_unused=True)
+                with pytest.raises(RekindleError, match="from which compiled code goes on"):
+                    loss.backward(inputs=[results[asked]])
+            elif not refused:
+                found += torch.autograd.grad(loss, results[asked], retain_graph=True)
+                loss.backward()
+                found.append(model.first.weight.grad)
+                model.zero_grad()
+        for ours, eager in zip(found[: len(found) // 2], found[len(found) // 2 :], strict=True):
+            torch.testing.assert_close(ours, eager)
 
 
 def test_another_mode_of_the_model_does_not_stick() -> None:

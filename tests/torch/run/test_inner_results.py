@@ -200,6 +200,19 @@ def test_a_look_at_a_gradient_that_is_made_in_slices_is_refused() -> None:
         out["loss"].backward()
 
 
+def test_a_backward_that_ends_at_such_a_result_is_refused() -> None:
+    ids = torch.arange(256)
+    model = Words()
+    planned = rekindle.checkpoint(copy.deepcopy(model), ids, minimize="memory", progress=False)
+    grad = torch.autograd.grad
+    out = planned(ids)
+    with pytest.raises(RekindleError, match="ends at a result, .* from which forward goes on.*loss='all'"):
+        grad(out["loss"], out["logits"], retain_graph=True, allow_unused=True)
+    assert grad(out["loss"] * 3, out["loss"], retain_graph=True)[0] == 3
+    ours, eager = (grad(o["loss"] * 3, m.head.weight) for o, m in ((out, planned), (model(ids), model)))
+    assert torch.equal(ours[0], eager[0])
+
+
 class Holding(nn.Module):
     """The result is an attribute too, and forward lets autograd keep its gradient."""
 

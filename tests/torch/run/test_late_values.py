@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import types
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 import rekindle
 from marks import sweep
 from rekindle import RekindleError
+from rekindle.compiling import Compiled, CompileOptions
+from rekindle.torch.compiled.compiled_forward import CompiledForward
 
 CONFIG, SCALE = {"scale": 1.0}, 1.0
 
@@ -230,3 +233,51 @@ def test_compiled_code_refuses_what_was_set_after_forward() -> None:
     gradients(planned, x, 1.0)
     with pytest.raises(RekindleError, match="was set after forward, and code in backward of Net may read it"):
         gradients(planned, x, 7.0)
+
+
+class Passes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, held: Any) -> Tensor:
+        ctx.held = held
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        held = ctx.held
+        return gradient * (held["scale"] if isinstance(held, dict) else held.scale), None
+
+
+TABLE = {"scale": 1.0}
+
+
+class HandsOver(nn.Module):
+    """Forward leaves something to a Function, which reads it in backward."""
+
+    scale, losses = 1.0, [1.0]
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what, self.a, self.own = what, nn.Linear(8, 8), types.SimpleNamespace(scale=1.0)
+
+    def forward(self, x: Tensor, given: dict[str, float]) -> Tensor:
+        held = {"class": self, "global": TABLE, "own": self.own, "argument": given}[self.what]
+        return torch.tanh(Passes.apply(self.a(x), held)) * self.losses[0]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("what", ["class", "global", "own", "argument"])
+def test_compiled_code_refuses_what_forward_left_to_a_function(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    model, x, given = HandsOver(what), torch.randn(4, 8), {"scale": 1.0}
+    call = CompiledForward(model, Compiled(), CompileOptions(), "")
+    result = call(x, given).sum()
+    monkeypatch.setattr(model, "scale", 1.0, raising=False)  # the class's own value
+    monkeypatch.setattr(model, "own", types.SimpleNamespace(scale=2.0))  # which the Function does not have
+    monkeypatch.setattr(model, "losses", [7.0])
+    result.backward()
+    result = call(x, given).sum()
+    if what in ("class", "own"):
+        monkeypatch.setattr(model if what == "class" else model.own, "scale", 7.0)
+    else:
+        monkeypatch.setitem(TABLE if what == "global" else given, "scale", 7.0)
+    with pytest.raises(RekindleError, match="was set after forward, and code in backward of HandsOver may read it"):
+        result.backward()

@@ -24,7 +24,7 @@ from .. import private
 from ..measure.caches import without_caches
 from ..measure.recording import signature
 from ..run.own_forward import SwitchedForward
-from ..run.results import is_looked_at
+from ..run.results import is_looked_at, refuse_ends
 from ..serve.said_once import WarnOnce
 from ..situation.callables import HOOKS, codes_in
 from ..situation.globals import ON_TENSORS, Globals
@@ -32,9 +32,9 @@ from ..situation.surroundings import not_in_graphs
 from ..situation.values import CODE, Key, Watch, key_of
 from ..tensors import tree
 from ..tensors.lock import LOCK
-from ..tensors.objects import function_in
+from ..tensors.objects import changeable, function_in, is_elsewhere, reached_in
 from ..undo.side_effects import methods_of
-from .compiler import allow_retaining, as_partitioner, inductor, limit_reached_by, mode_settings
+from .compiler import allow_retaining, as_partitioner, compiled_node, inductor, limit_reached_by, mode_settings
 from .saving import Saving
 
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")  # where their errors are defined
@@ -136,7 +136,7 @@ class CompiledForward(SwitchedForward):
                 self.tally.ran += 1
                 allow_retaining(tree.tensors_in(result))
                 self._late = self._late or LateValues(model)
-                self._late.watch(result)
+                self._late.watch(result, {**dict(enumerate(args)), **kwargs})
                 return result
             except Exception as e:
                 if self.raises or not (isinstance(e, NotCompiled) or type(e).__module__.startswith(COMPILERS)):
@@ -226,21 +226,25 @@ def own_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return type(module).forward(module, *args, **kwargs)
 
 
-def noting_looks(call: Callable[..., Any], inner: Sequence[int], *inputs: Any) -> Any:
+def noting_looks(call: Callable[..., Any], inner: Sequence[int], *inputs: Any) -> list[Any]:
     """The results of the compiled call. inner : those from which it goes on itself: their whole gradient stays inside."""
-    results = call(*inputs)
-    for t in (results[i] for i in inner):
-        if isinstance(t, torch.Tensor) and t.grad_fn is not None:
-            t.grad_fn.register_prehook(functools.partial(_refuse_look, weakref.ref(t)))
-    return results
+    results = [*call(*inputs)]
+    found = [(i, results[i]) for i in inner if isinstance(results[i], torch.Tensor) and results[i].grad_fn is not None]
+    looked = {i: node for i, t in found if (node := compiled_node(t.grad_fn)) is not None}
+    for i, node in looked.items():
+        node.register_prehook(functools.partial(_refuse_look, weakref.ref(results[i])))
+    return refuse_ends(results, looked, _GOES_ON)
 
 
 def _refuse_look(result: Callable[[], Any], _: Any) -> None:
     if is_looked_at(result):
-        raise RekindleError(
-            f"a hook or retain_grad() is on a result of shape {list(result().shape)}, from which compiled code goes on, and it "
-            "gets a part of its gradient alone. Plan without compile=True for such steps, or call rekindle.restore(model)"
-        )
+        raise RekindleError(f"a hook or retain_grad() is on a result of shape {list(result().shape)}, {_GOES_ON}")
+
+
+_GOES_ON = (
+    "from which compiled code goes on, and it gets a part of its gradient alone. Plan without compile=True for such steps, "
+    "or call rekindle.restore(model)"
+)
 
 
 # -- values that code in backward reads: compiled code has them as they were in forward --------------------------------
@@ -252,27 +256,53 @@ class LateValues:
         methods = [f for kind in kinds for f in methods_of(kind)]
         named = Globals(methods, Watch(), ())
         self._model, self._code = weakref.ref(model), [*named.backward, *named.hung(ON_TENSORS)]
-        self._names = {k for f in self._code for c in codes_in(f.__code__) for k in c.co_names}
+        self._names, self._read = ({k for f in fs for c in codes_in(f.__code__) for k in c.co_names}
+                                   for fs in (self._code, named.functions))  # fmt: skip
+        self._of_class = {kind: [k for k in self._names if _is_data(kind, k)] for kind in kinds}
+        self._globals = {id(f.__globals__): f.__globals__ for f in named.functions}.values()
 
-    def _keys(self, model: nn.Module) -> dict[str, Key]:
-        held = [(path, vars(m)) for path, m in model.named_modules()]
-        found = {
-            f"{path}.{k}".lstrip("."): key_of(table[k]) for path, table in held for k in self._names & table.keys()
-        }
+    def _keys(self, model: nn.Module, given: Mapping[Any, Any]) -> dict[Any, Key]:
+        """Name of a value, or (name, id) of an object that forward may leave to a Function or hook -> its key."""
+        held = [
+            (f"{path}." * bool(path), {k: getattr(type(m), k) for k in self._of_class.get(type(m), ())} | vars(m))
+            for path, m in model.named_modules()
+        ]
+        found: dict[Any, Key] = {f"{at}{k}": key_of(table[k]) for at, table in held for k in self._names & table.keys()}
+        tables = *held, *(("the global ", t) for t in self._globals)
+        left = {id(table[k]): (f"{at}{k}", table[k]) for at, table in tables for k in self._read & table.keys()}
+        left |= {id(x): (f"argument {k}", x) for k, x in given.items()}
+        found |= {(name, i): key_of(x) for i, (name, x) in left.items() if _is_read_in(x)}
         return Globals(self._code, Watch(), ()).keys | found
 
-    def watch(self, result: Any) -> None:
+    def watch(self, result: Any, arguments: Mapping[Any, Any]) -> None:
         """Let the backward of this result raise an error if one of the values has changed until then."""
         model = self._model()
-        if self._code and model is not None:
+        if self._code and model is not None:  # an object with tensors may lead back to the node that holds the hook
+            given = {
+                k: x for k, x in arguments.items() if _is_read_in(x) and not [*tree.tensors_in([*reached_in([x])])]
+            }
             for node in {t.grad_fn for t in tree.tensors_in(result) if t.grad_fn is not None}:
-                node.register_prehook(functools.partial(self._compare, self._keys(model)))
+                node.register_prehook(functools.partial(self._compare, given, self._keys(model, given)))
 
-    def _compare(self, before: Mapping[str, Key], _: Any) -> None:
+    def _compare(self, given: Mapping[Any, Any], before: Mapping[Any, Key], _: Any) -> None:
         model = self._model()
-        changed = [] if model is None else [k for k, x in self._keys(model).items() if before.get(k) != x]
+        now = {} if model is None else self._keys(model, given)
+        changed = [k for k, x in now.items() if before.get(k, x if isinstance(k, tuple) else None) != x]
         if changed:
+            which = changed[0][0] if isinstance(changed[0], tuple) else changed[0]
             raise RekindleError(
-                f"{changed[0]} was set after forward, and code in backward of {type(model).__name__} may read it; "
+                f"{which} was set after forward, and code in backward of {type(model).__name__} may read it; "
                 "compiled code reads it in forward. Set it before forward, or plan without compile="
             )
+
+
+def _is_data(kind: type[nn.Module], name: str) -> bool:
+    """Whether the name stands for a class attribute of the user's, and not for a method or property."""
+    x = inspect.getattr_static(kind, name, None)
+    return hasattr(kind, name) and not hasattr(nn.Module, name) and not hasattr(type(x), "__get__")
+
+
+def _is_read_in(x: Any) -> bool:
+    """Whether x is a container or an object of the user's that holds plain values: lists of tensors are results of forward."""
+    mine = isinstance(x, dict | list | set) or not is_elsewhere(x)
+    return mine and bool(changeable([x])) and any(isinstance(y, int | float | str) for y in reached_in([x]))

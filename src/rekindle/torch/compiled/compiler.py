@@ -41,6 +41,11 @@ def is_compiled(node: Any) -> bool:
     return type(node).__name__ == "CompiledFunctionBackward"
 
 
+def compiled_node(node: Any) -> Any:
+    """The compiled node that an autograd node is or, as that of a view, leads to; None: neither."""
+    return next((n for n in (node, *(n for n, _ in node.next_functions)) if is_compiled(n)), None)
+
+
 def inductor(settings: dict[str, Any]) -> Callable[..., Any]:
     """The backend of torch.compile, with these settings."""
     return torch._TorchCompileInductorWrapper(None, settings, False)  # type: ignore[no-any-return, attr-defined]

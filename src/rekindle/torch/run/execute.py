@@ -28,9 +28,10 @@ from ..private import backward_keeps_graph, backward_number, stand_for_many, wil
 from ..situation.surroundings import shares_casts
 from .halves import saved_by_eager
 from .program import NamesNaN, Program
+from .results import refuse_ends
 from .second import Second
 from .shared_casts import PlainCasts, entered
-from .step import TrainingStep
+from .step import GOES_ON, TrainingStep
 
 # captured step -> the parameters of `Runner.rounds`, for all that run the step
 _ROUNDING: weakref.WeakKeyDictionary[Captured, list[str]] = weakref.WeakKeyDictionary()
@@ -240,7 +241,8 @@ class Runner:
                 results.update(zip(own.outputs, made, strict=True))
         for i in self.lowered.captured.retained:
             results[i].retain_grad()
-        return [results[i] for i in range(len(results))]
+        inner = {i: node for i in self.uncut if (node := results[i].grad_fn) is not None}
+        return refuse_ends([results[i] for i in range(len(results))], inner, GOES_ON)
 
     def _find_casts(self) -> tuple[list[list[tuple[int, int]]], dict[int, int]]:
         """(per stage, the (place among its `stage_inputs`, number of the input) at which it hands over the gradient of a cast;

@@ -9,15 +9,18 @@ brought a gradient to the tensor.
 
 from __future__ import annotations
 
+import functools
 import sys
+import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import fx
 
-from ..private import is_in_use, users_of_memory
+from ...errors import RekindleError
+from ..private import backward_number, is_in_use, users_of_memory, will_run
 
 
 def own(t: torch.Tensor) -> torch.Tensor:
@@ -47,6 +50,39 @@ _ALONE = _references([torch.empty(0)])
 def is_looked_at(result: Callable[[], Any]) -> bool:
     """Whether somebody looks at the gradient of a result, by a hook or `retain_grad`. result : a weak reference."""
     return (t := result()) is not None and (t.retains_grad or bool(t._backward_hooks))
+
+
+def refuse_ends(results: list[Any], inner: Mapping[int, Any], why: str) -> list[Any]:
+    """The results, with an error for a backward that ends at one whose whole gradient comes to no node.
+
+    inner : numbers of such results -> the node that makes each. Other results of these nodes get nodes of their own, so that a
+    backward which ends at one of `inner` is told from one that ends at another result."""
+    came: dict[int, int] = {}  # one of `inner`, or -1 for the others -> the last backward that brought it a gradient
+    nodes = {*inner.values()}
+    for i, t in enumerate(results) if inner else ():
+        if i in inner or isinstance(t, torch.Tensor) and t.grad_fn in nodes:
+            results[i] = t if i in inner else t.view_as(t)
+            at = weakref.ref(inner[i]) if i in inner else None  # weak: the node holds its hooks
+            results[i].register_hook(functools.partial(_refuse_end, at, came, i if i in inner else -1, why))
+            results[i]._backward_hooks = None  # autograd has ours; the user's alone are looks
+    return results
+
+
+def _refuse_end(at: Callable[[], Any] | None, came: dict[int, int], i: int, why: str, gradient: Any) -> None:
+    """Raise the error, unless one of `inner` alone got a gradient: it is whole. at : the node of one of `inner`."""
+    number = backward_number()
+    if gradient is not None:
+        came[i] = number
+    now = {k for k, n in came.items() if n == number}
+    if at is not None and (-1 in now or len(now) > 1) and _ends_at(at()):
+        raise RekindleError(f"backward ends at a result, as autograd.grad(loss, result) does, {why}")
+
+
+def _ends_at(node: Any) -> bool:
+    try:
+        return not any(will_run(n) for n, _ in node.next_functions if n is not None)
+    except RuntimeError:  # torch does not say it of leaves in `autograd.grad`: one is asked for
+        return False
 
 
 def no_views(results: list[torch.Tensor], others: list[Any]) -> list[torch.Tensor]:

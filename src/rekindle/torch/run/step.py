@@ -21,6 +21,12 @@ from .shared_casts import CallInBlock
 if TYPE_CHECKING:
     from .execute import Runner
 
+GOES_ON = (
+    "from which forward goes on, and the planned step never makes its whole gradient. Give loss='all' to the call that planned "
+    "(rekindle.checkpoint, rekindle.trace, …); if no parameter leads to it, make it outside of forward and pass it in; or call "
+    "rekindle.restore(model)"
+)
+
 
 @dataclass(eq=False)
 class TrainingStep:
@@ -80,11 +86,7 @@ class TrainingStep:
         for i in self.runner.uncut:
             if is_looked_at(self.inner[i]):
                 place = self.runner.lowered.captured.ignored_outputs.get(i, f"result {i}")
-                raise RekindleError(
-                    f"a hook or retain_grad() is on {place}, from which forward goes on, and the planned step never makes its "
-                    "whole gradient. Give loss='all' to the call that planned (rekindle.checkpoint, rekindle.trace, …); if no "
-                    "parameter leads to it, make it outside of forward and pass it in; or call rekindle.restore(model)"
-                )
+                raise RekindleError(f"a hook or retain_grad() is on {place}, {GOES_ON}")
 
     def start(self, saved: list[Any], retain: bool) -> None:
         """Begin a backward, without gradients so far. An earlier backward that was left unfinished (autograd.grad on a subset)

@@ -49,6 +49,7 @@ class Globals:
     keys : name of a guarded value, such as "the global net.CONFIG.scale" -> a key of the value.
     names : all names in the code of the functions, of attributes too.
     whole : id of an object that counts whole -> its name. backward : functions of autograd Functions that backward runs.
+    functions : all that were read.
 
     functions : where to begin. watch : learns the places of the values. ignored : names to leave out of `keys`. apart : code
     that does not count; where it is given, neither does the backward of autograd Functions.
@@ -76,7 +77,7 @@ class Globals:
             if id(f) not in done:
                 done[id(f)] = f
                 self._read(f)
-        self._functions = [*done.values()]
+        self.functions = [*done.values()]
 
     def written(self, places: Collection[Any]) -> set[str]:
         """Names in `keys` of fields of objects that stand in these places, as in `SideEffects.written`."""
@@ -88,7 +89,7 @@ class Globals:
         for c, table in self._code:
             if any(set(k) <= {*c.co_names} for k in by):
                 yield from (f for k in c.co_names if isinstance(f := table.get(k), types.FunctionType))
-                yield from (f for f in self._functions if f.__name__ in c.co_names)
+                yield from (f for f in self.functions if f.__name__ in c.co_names)
                 yield from (without_closure(x, table) for x in c.co_consts if isinstance(x, types.CodeType))
 
     def _take_met(self) -> bool:

@@ -96,6 +96,11 @@ def reached(start: Iterable[Any], inside: Callable[[Any], Iterable[Any]], most: 
 
 def changeable(start: Iterable[Any]) -> set[int]:
     """ids of the containers and objects that are reached from these and whose content may change; no tensors and modules."""
+    return {id(x) for x in reached_in(start) if not isinstance(x, (*_CLOSED, tuple))}
+
+
+def reached_in(start: Iterable[Any]) -> Iterator[Any]:
+    """These containers and objects and all that they hold; what tensors and modules hold is left out."""
 
     def inside(x: Any) -> Iterable[Any]:
         if isinstance(x, _CLOSED):
@@ -104,7 +109,7 @@ def changeable(start: Iterable[Any]) -> set[int]:
             return x
         return values_of(x) if isinstance(x, dict | list | set | deque) else fields_of(x).values()
 
-    return {id(x) for x in reached(start, inside) if not isinstance(x, (*_CLOSED, tuple))}
+    return reached(start, inside)
 
 
 def cells_of(f: types.FunctionType) -> list[types.CellType]:
