@@ -61,7 +61,7 @@ def _keep_whole_buffers() -> None:
         tiled = any(loop.steps != 1 for k in kernels for loop in k.loop_nest.loops[:depth])
         return not (tiled and V.local_buffer_context.local_buffers) and before(self, kernels, depth)
 
-    Fused.check_outer_fusion_loop_level_attr = check
+    Fused.check_outer_fusion_loop_level_attr = check  # type: ignore[method-assign]
 
 
 class _Mark:
