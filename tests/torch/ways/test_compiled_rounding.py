@@ -12,6 +12,8 @@ import rekindle
 from compiled_steps import lose_half_of_a_gradient
 from marks import sweep
 from rekindle import RekindleError
+from rekindle.compiling import Compiled, CompileOptions
+from rekindle.torch.compiled.stage import compiled_forward
 
 
 class Coarse(nn.Module):
@@ -50,3 +52,31 @@ def test_rounding_of_eagers_leaves_no_part_plain() -> None:
 def test_a_wrong_way_is_refused_however_coarse_eager_is(monkeypatch: pytest.MonkeyPatch) -> None:
     lose_half_of_a_gradient(monkeypatch)
     assert 'in its way "inputs" (its numbers are' in planned()
+
+
+class Modulated(nn.Module):
+    """A scaled norm between two residuals, as in a diffusion transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.first, self.last = nn.Linear(64, 128), nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        scale, gate = self.scale(given)[:, None].chunk(2, -1)
+        x = x + self.first(x)
+        return x + gate * self.last(torch.layer_norm(x, [64]) * (1 + scale))
+
+
+@sweep
+def test_code_for_cpus_loses_no_rows_of_a_transposed_input() -> None:
+    torch.manual_seed(0)
+    block, given, gradient = Modulated(), torch.randn(8, 64), torch.randn(8, 64, 64).mT
+    x = torch.randn(8, 64, 64).mT.requires_grad_()
+
+    def step(run: Any, halves: bool) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=halves):
+            return torch.autograd.grad(run(x, given), x, gradient)[0]
+
+    right = step(block, False)
+    ours = step(compiled_forward(block, Compiled(), CompileOptions(), ""), True)
+    assert float((ours - right).abs().max() / right.abs().max()) < 1e-2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import logging
 import traceback
 import weakref
@@ -51,6 +52,33 @@ def inductor(settings: dict[str, Any]) -> Callable[..., Any]:
     return torch._TorchCompileInductorWrapper(None, settings, False)  # type: ignore[no-any-return, attr-defined]
 
 
+@functools.cache
+def _keep_whole_buffers() -> None:
+    """Let Inductor's code for CPUs keep no single row in a buffer where its loop takes a tile of rows at once: all but the last
+    row of each tile would be lost, as in the gradients of a norm whose input is a transposed view. For the whole process, as
+    backward is compiled when it first runs."""
+    from torch._inductor.codegen.cpp import OuterLoopFusedSchedulerNode as Fused
+    from torch._inductor.virtualized import V
+
+    before = Fused.check_outer_fusion_loop_level_attr
+
+    def check(self: Any, kernels: Any, depth: int) -> bool:
+        tiled = any(loop.steps != 1 for k in kernels for loop in k.loop_nest.loops[:depth])
+        return not (tiled and V.local_buffer_context.local_buffers) and before(self, kernels, depth)
+
+    Fused.check_outer_fusion_loop_level_attr = check  # type: ignore[method-assign]
+
+
+class _Mark:
+    """A pass that changes no graph: by it, Inductor's caches tell what is compiled here from torch.compile's own code."""
+
+    def __call__(self, graph: fx.Graph) -> None:
+        return
+
+    def uuid(self) -> str:
+        return "rekindle: tiles keep whole buffers"
+
+
 def allow_retaining(results: Iterable[torch.Tensor]) -> None:
     """Let the compiled backward of these results run with retain_graph=True. Its code writes over tensors that forward saved,
     for which torch refuses to retain them; they are put back afterwards."""
@@ -79,10 +107,13 @@ def _put_back(node: Any, how: Any, over: Sequence[int]) -> None:
 
 
 def mode_settings(mode: str | None) -> dict[str, Any]:
-    """Inductor's settings that one of torch.compile's modes stands for."""
+    """Inductor's settings that one of torch.compile's modes stands for, and the mark of what is compiled here."""
     from torch._inductor import list_mode_options
+    from torch._inductor.custom_graph_pass import CustomGraphPass
 
-    return list_mode_options(mode or "default")
+    _keep_whole_buffers()
+    CustomGraphPass.register(_Mark)
+    return {**list_mode_options(mode or "default"), "post_grad_custom_post_pass": _Mark()}
 
 
 def as_partitioner(kind: type) -> None:

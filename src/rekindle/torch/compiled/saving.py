@@ -24,7 +24,7 @@ from ..operators.rules import draws_random
 from ..private import TorchDispatchMode
 from .compiler import min_cut
 
-VERSION = 7  # raise it whenever a way saves other results: what was compiled and measured before is then not used
+VERSION = 9  # raise it whenever a way saves other results: what was compiled and measured before is then not used
 _BLOCK = "rekindle block"  # under "custom" in the notes of a node, which torch.compile copies to the nodes made of it
 aten = torch.ops.aten
 _DIGITS = 2  # of a price: results whose prices differ by less are saved together
