@@ -60,7 +60,9 @@ def _keep_whole_buffers() -> None:
     from torch._inductor.codegen.cpp import OuterLoopFusedSchedulerNode as Fused
     from torch._inductor.virtualized import V
 
-    before = Fused.check_outer_fusion_loop_level_attr
+    before = getattr(Fused, "check_outer_fusion_loop_level_attr", None)
+    if before is None:  # a torch that decides otherwise; wrong numbers of a part are found and refused in any case
+        return
 
     def check(self: Any, kernels: Any, depth: int) -> bool:
         tiled = any(loop.steps != 1 for k in kernels for loop in k.loop_nest.loops[:depth])
