@@ -112,12 +112,10 @@ class BoundPlan:
             origins = self._origins = self._find_origins(model)
 
         def find(origin: Origin) -> Any:
-            if isinstance(origin, int):
-                return tensors[origin]
-            if isinstance(origin, torch.Tensor):
-                return origin
-            owner, name = origin
-            return getattr(model if owner is None else owner, name)
+            if isinstance(origin, tuple):  # as nearly all are
+                owner, name = origin
+                return getattr(model if owner is None else owner, name)
+            return tensors[origin] if isinstance(origin, int) else origin
 
         inputs = [find(s) for s in origins.sources]
         looks = self._looks or self.uses == LOOKS_AT_USE
