@@ -53,7 +53,7 @@ _shown = 0  # letters of the line that stands on the terminal now
 
 
 def live_line_possible() -> bool:
-    """Whether stderr is a terminal that can write over a line."""
+    """Whether stderr is a terminal on which a program can replace a line that it has written."""
     try:
         return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     except (OSError, ValueError):  # closed

@@ -169,8 +169,9 @@ def mutations_of(t: torch.Tensor) -> int:
 
 @contextlib.contextmanager
 def checkpoints_run_by(context: Callable[[bool], Any], reentrant: Callable[..., Any]) -> Iterator[None]:
-    """Inside, a forward that torch.utils.checkpoint runs lies in `context`, which is told whether backward draws the same
-    random numbers again. With use_reentrant=True, `reentrant` runs it, given the Function's own `apply` and its arguments."""
+    """Inside, each forward that torch.utils.checkpoint runs is run in `context(preserve)`; preserve : whether backward would
+    draw the same random numbers again. With use_reentrant=True, `reentrant` runs it, given the Function's own `apply` and its
+    arguments."""
     module, kind = torch.utils.checkpoint, torch.utils.checkpoint.CheckpointFunction
     own, apply = module._checkpoint_without_reentrant_generator, kind.apply
 

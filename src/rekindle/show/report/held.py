@@ -67,7 +67,7 @@ class Recomputed:
     ops : how many ops run again. times : how often they do so, together.
     cost : what these runs add, in the unit of `weights`.
     freed_bytes : bytes that these ops made and that were free between a run and the next one; each value counts once.
-    first, last : cost of the step up to the first and the last of these runs.
+    first, last : cost of all runs of the step before the first of these runs, and before the last one.
     """
 
     module: str

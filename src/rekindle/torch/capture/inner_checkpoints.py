@@ -15,9 +15,9 @@ Context = Callable[[bool], contextlib.AbstractContextManager[Any]]
 
 
 def checkpoints_inside(context: Context = contextlib.nullcontext) -> contextlib.AbstractContextManager[None]:
-    """A context inside of which a forward that torch.utils.checkpoint runs lies in `context`. It is told whether backward draws
-    the same random numbers again. With use_reentrant=True the forward runs as a part of the graph around it, and not in a
-    Function, whose backward would run it again: gradients are the same, and tensors that get none there get none."""
+    """Inside, each forward that torch.utils.checkpoint runs is run in `context(preserve)`; preserve : whether backward would
+    draw the same random numbers again. With use_reentrant=True the forward is captured as a part of the graph around it, and not as
+    a Function whose backward runs it again: every tensor gets the same gradient, or none, in both."""
     here = threading.get_ident()
 
     def inline(apply: Any, function: Any, preserve: bool, *args: Any) -> Any:

@@ -52,7 +52,7 @@ def check_later_calls(
     try:
         for w, _ in left:  # they hold tensors of a trace
             w.restore()
-        # The user made none of these calls: text that forward prints now and then stays unseen.
+        # The user made none of these calls, so they print nothing, even where forward prints in every hundredth call, say.
         with contextlib.redirect_stdout(io.StringIO()):
             _compare(flat, [mode.from_tensor(t) for t in tensors], mode, [*_own(flat.model, names), *moved])
     finally:

@@ -303,6 +303,7 @@ def _is_data(kind: type[nn.Module], name: str) -> bool:
 
 
 def _is_read_in(x: Any) -> bool:
-    """Whether x is a container or an object of the user's that holds plain values: lists of tensors are results of forward."""
+    """Whether x is a container, or an object of a user's class, and holds a number or text. A list of tensors is not: forward
+    returns such lists."""
     mine = isinstance(x, dict | list | set) or not is_elsewhere(x)
     return mine and bool(changeable([x])) and any(isinstance(y, int | float | str) for y in reached_in([x]))

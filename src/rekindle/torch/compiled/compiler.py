@@ -43,7 +43,8 @@ def is_compiled(node: Any) -> bool:
 
 
 def compiled_node(node: Any) -> Any:
-    """The compiled node that an autograd node is or, as that of a view, leads to; None: neither."""
+    """The compiled node to which an autograd node belongs: the node itself, or the next one, where the node is a view's.
+    None: it belongs to none."""
     return next((n for n in (node, *(n for n, _ in node.next_functions)) if is_compiled(n)), None)
 
 
@@ -82,8 +83,8 @@ class _Mark:
 
 
 def allow_retaining(results: Iterable[torch.Tensor]) -> None:
-    """Let the compiled backward of these results run with retain_graph=True. Its code writes over tensors that forward saved,
-    for which torch refuses to retain them; they are put back afterwards."""
+    """Let the compiled backward of these results run with retain_graph=True. Torch refuses this, since the compiled code writes
+    over tensors that forward saved; here these tensors are put back after each such backward."""
     nodes: set[Any] = {t.grad_fn for t in results} - {None}
     for node in nodes | {n for x in nodes if not is_compiled(x) for n, _ in x.next_functions}:  # behind views
         how = node._forward_cls.metadata if is_compiled(node) else None

@@ -1,4 +1,4 @@
-"""Tensors that forward writes in place, and which of these writes the planned step makes as eager does.
+"""Tensors that forward writes to, and the writes to them that a planned step makes in place, as eager does.
 
 A captured graph is functional: a slice that forward writes into a buffer is new content of the whole buffer, which a `copy_`
 brings back at the end. Here the contents of such a tensor, from what the caller holds to the last one, lie in its own memory:

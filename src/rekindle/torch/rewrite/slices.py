@@ -209,7 +209,7 @@ class _Cutting:
         return self._call(aten.empty_strided.default, args, n, self._at(n, 0, -0.5), kwargs)
 
     def _writing(self, n: fx.Node, made: fx.Node, i: int, at: Key) -> Writing:
-        """The writes of the first run of slice i: its part of those of the whole op."""
+        """The writes of the first run of slice i, which are a part of the whole op's writes."""
         old, like = self.edit.writing[n], n.args[0].meta["val"]  # type: ignore[union-attr]
         given = list(old.args)
         for k, a in enumerate(given):

@@ -55,8 +55,8 @@ def is_looked_at(result: Callable[[], Any]) -> bool:
 def refuse_ends(results: list[Any], inner: Mapping[int, Any], why: str) -> list[Any]:
     """The results, with an error for a backward that ends at one whose whole gradient comes to no node.
 
-    inner : numbers of such results -> the node that makes each. Other results of these nodes get nodes of their own, so that a
-    backward which ends at one of `inner` is told from one that ends at another result."""
+    inner : number of such a result -> the node of autograd that makes it. A node may make other results too; a view with a node
+    of its own stands for each of them, so that a backward that ends at it is not taken for one that ends at `inner`."""
     came: dict[int, int] = {}  # one of `inner`, or -1 for the others -> the last backward that brought it a gradient
     nodes = {*inner.values()}
     for i, t in enumerate(results) if inner else ():
