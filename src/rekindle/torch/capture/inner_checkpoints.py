@@ -16,8 +16,8 @@ Context = Callable[[bool], contextlib.AbstractContextManager[Any]]
 
 def checkpoints_inside(context: Context = contextlib.nullcontext) -> contextlib.AbstractContextManager[None]:
     """Inside, each forward that torch.utils.checkpoint runs is run in `context(preserve)`; preserve : whether backward would
-    draw the same random numbers again. With use_reentrant=True the forward is captured as a part of the graph around it, and not as
-    a Function whose backward runs it again: every tensor gets the same gradient, or none, in both."""
+    draw the same random numbers again. With use_reentrant=True the forward is captured as a part of the graph around it, and
+    not as a Function whose backward runs it again: every tensor gets the same gradient, or none, in both."""
     here = threading.get_ident()
 
     def inline(apply: Any, function: Any, preserve: bool, *args: Any) -> Any:
